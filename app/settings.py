@@ -1,0 +1,68 @@
+"""All settings of Speclab: name, type, default, meaning. Environment prefix `SPECLAB_`.
+
+Light enough for every process: the web process, the workers, the job processes, the CLI.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Read once at start from the environment; unknown `SPECLAB_` names are left alone."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECLAB_", frozen=True, extra="ignore")
+
+    home: Path = Field(Path.home() / ".speclab", description="where everything is kept")
+    database_url: str | None = Field(
+        None, description="SQLAlchemy URL; empty: SQLite at SPECLAB_HOME/speclab.db"
+    )
+    broker_url: str | None = Field(
+        None, description="redis:// URL; empty: the embedded Valkey of this machine"
+    )
+    host: str = Field("127.0.0.1", description="address the app listens on")
+    port: int = Field(7860, description="port the app listens on")
+    url: str | None = Field(None, description="a lab's address; the CLI then talks to it")
+    token: str | None = Field(None, description="API token the CLI sends to SPECLAB_URL")
+    worker_host: str | None = Field(None, description="this host's name in the lab; empty: hostname")
+    gpus: str | None = Field(None, description="GPU indices this worker offers; empty: all found")
+    job_slots: int = Field(1, ge=0, description="jobs at once on a machine without GPUs")
+    serving_slots: int = Field(1, ge=0, description="deployments at once on a machine without GPUs")
+    heartbeat_seconds: float = Field(2.0, gt=0, description="between signs of life")
+    lost_after_seconds: float = Field(20.0, gt=0, description="silence after which a run is lost")
+    max_attempts: int = Field(3, ge=1, description="times a run that can resume is started")
+    stop_grace_seconds: float = Field(20.0, gt=0, description="between TERM and KILL")
+    trace_stream_length: int = Field(20_000, ge=1, description="trace records kept a deployment")
+
+    @property
+    def store_url(self) -> str:
+        return self.database_url or f"sqlite:///{self.home / 'speclab.db'}"
+
+    @property
+    def broker_socket(self) -> Path:
+        """The embedded broker's Unix socket (a path has room for 107 bytes)."""
+        return self.home / "broker" / "s"
+
+    @property
+    def redis_url(self) -> str:
+        """For redis-py."""
+        return self.broker_url or f"unix://{self.broker_socket}"
+
+    @property
+    def celery_broker_url(self) -> str:
+        """For Celery, which spells a Unix socket its own way."""
+        return self.broker_url or f"redis+socket://{self.broker_socket}"
+
+    def run_dir(self, run_id: str) -> Path:
+        """`params.json`, `log.txt`, `artifacts/` of a run."""
+        return self.home / "runs" / run_id
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The settings of this process."""
+    return Settings()

@@ -1,0 +1,206 @@
+"""The speculators-format `config.json` of an EAGLE-3 draft, typed.
+
+The field names, the nesting and the meaning are those of vllm-project/speculators 0.9.0; every
+switch is always written explicitly, because readers disagree on defaults (vLLM 0.32 takes a
+missing `norm_before_residual` as true, speculators as false). Light: no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from speculators_core.errors import CheckpointError
+
+SPECULATORS_VERSION = "0.9.0"
+
+
+class Proposal(BaseModel):
+    """How many tokens are drafted a step, and how they are accepted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    proposal_type: Literal["greedy"] = "greedy"
+    speculative_tokens: int = Field(ge=1)
+    verifier_accept_k: int = 1
+    accept_tolerance: float = 0.0
+
+
+class Verifier(BaseModel):
+    """The model that the draft works for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name_or_path: str
+    architectures: list[str]
+
+
+class Speculators(BaseModel):
+    """The `speculators_config` block."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    algorithm: Literal["eagle3"] = "eagle3"
+    default_proposal_method: Literal["greedy"] = "greedy"
+    proposal_methods: list[Proposal] = Field(min_length=1)
+    verifier: Verifier
+
+
+class LayerConfig(BaseModel):
+    """The draft's decoder layers as a Llama config; further keys of such a config pass through."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    model_type: Literal["llama"] = "llama"
+    hidden_size: int = Field(ge=1)
+    intermediate_size: int = Field(ge=1)
+    num_hidden_layers: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    rms_norm_eps: float = Field(gt=0)
+    vocab_size: int = Field(ge=1)
+    max_position_embeddings: int = Field(ge=1)
+    hidden_act: str = "silu"
+    rope_parameters: dict[str, Any]
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> LayerConfig:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if "rope_theta" not in self.rope_parameters:
+            raise ValueError("rope_parameters has no rope_theta")
+        return self
+
+
+class Eagle3Config(BaseModel):
+    """`config.json` of an EAGLE-3 speculator. Frozen; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    architectures: list[str] = ["Eagle3DraftModel"]
+    speculators_model_type: Literal["eagle3"] = "eagle3"
+    speculators_version: str = SPECULATORS_VERSION
+    draft_vocab_size: int = Field(ge=1)
+    norm_before_residual: bool
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    embed_requires_grad: bool = False
+    target_hidden_size: int | None = None
+    eagle_aux_hidden_state_layer_ids: list[int] | None = None
+    tie_word_embeddings: Literal[False] = False
+    dtype: Literal["float32", "float16", "bfloat16"]
+    speculators_config: Speculators
+    transformer_layer_config: LayerConfig
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Eagle3Config:
+        if self.norm_before_fc and self.fc_norm:
+            raise ValueError("norm_before_fc and fc_norm exclude each other")
+        if self.draft_vocab_size > self.vocab_size:
+            raise ValueError(
+                f"draft_vocab_size {self.draft_vocab_size} is larger than "
+                f"the verifier's vocab_size {self.vocab_size}"
+            )
+        ids = self.eagle_aux_hidden_state_layer_ids
+        if ids is not None and sorted(set(ids)) != ids:
+            raise ValueError(f"aux layer ids {ids} must be ascending and distinct")
+        return self
+
+    @property
+    def hidden_size(self) -> int:
+        """Hd, the draft's width."""
+        return self.transformer_layer_config.hidden_size
+
+    @property
+    def verifier_hidden_size(self) -> int:
+        """H, the width of one aux state."""
+        return self.target_hidden_size or self.hidden_size
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the verifier's vocabulary."""
+        return self.transformer_layer_config.vocab_size
+
+    @property
+    def num_aux(self) -> int:
+        """How many verifier states are concatenated (3 when the ids are unknown)."""
+        ids = self.eagle_aux_hidden_state_layer_ids
+        return len(ids) if ids is not None else 3
+
+    @property
+    def has_vocab_map(self) -> bool:
+        return self.draft_vocab_size != self.vocab_size
+
+    @property
+    def speculative_tokens(self) -> int:
+        """The K that the file proposes."""
+        return self.speculators_config.proposal_methods[0].speculative_tokens
+
+    @classmethod
+    def load(cls, directory: Path) -> Eagle3Config:
+        """Read DIR/config.json. Raises `CheckpointError` that names the first bad field."""
+        values = read_json(directory / "config.json")
+        if "speculators_model_type" not in values:
+            raise CheckpointError(
+                "this is not a speculators-format checkpoint: "
+                "config.json has no speculators_model_type",
+                where=str(directory / "config.json"),
+                hint="convert it first: speclab convert CHECKPOINT --verifier V --output DIR",
+            )
+        values.pop("auto_map", None)  # written by the speculators trainer; names code, never run
+        values.pop("transformers_version", None)
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(str(part) for part in first["loc"]) or "config"
+            raise CheckpointError(
+                f"{field}: {first['msg']}, found {first.get('input')!r}",
+                where=str(directory / "config.json"),
+                hint="correct the field, or convert the checkpoint again",
+            ) from error
+
+    def to_json(self) -> str:
+        """The text of config.json: no nulls for fields that other readers type."""
+        return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
+
+
+def default_aux_layers(num_hidden_layers: int) -> tuple[int, ...]:
+    """[2, n//2, n-3], counted "after k layers" (EAGLE, speculators and vLLM agree).
+
+    Raises `CheckpointError` where the three collide (fewer than 6 layers).
+    """
+    ids = (2, num_hidden_layers // 2, num_hidden_layers - 3)
+    if not ids[0] < ids[1] < ids[2]:
+        raise CheckpointError(
+            f"the default aux layers {ids} collide for a verifier of {num_hidden_layers} layers",
+            hint="name the aux layers yourself: --aux-layers",
+        )
+    return ids
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, or a `CheckpointError`."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path.name} is missing", where=str(path), hint="is this a checkpoint directory?"
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path.name} can't be read: {error}", where=str(path)) from error
+    if not isinstance(values, dict):
+        raise CheckpointError(
+            f"{path.name} should hold a JSON object, found {type(values).__name__}", where=str(path)
+        )
+    return values

