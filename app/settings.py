@@ -28,7 +28,9 @@ class Settings(BaseSettings):
     port: int = Field(7860, description="port the app listens on")
     url: str | None = Field(None, description="a lab's address; the CLI then talks to it")
     token: str | None = Field(None, description="API token the CLI sends to SPECLAB_URL")
-    worker_host: str | None = Field(None, description="this host's name in the lab; empty: hostname")
+    worker_host: str | None = Field(
+        None, description="this host's name in the lab; empty: hostname"
+    )
     gpus: str | None = Field(None, description="GPU indices this worker offers; empty: all found")
     job_slots: int = Field(1, ge=0, description="jobs at once on a machine without GPUs")
     serving_slots: int = Field(1, ge=0, description="deployments at once on a machine without GPUs")

@@ -125,7 +125,7 @@ def check_tensors(
 
 
 def check_vocab_map(d2t: Tensor, t2d: Tensor, *, where: str) -> None:
-    """Raise unless `d2t` [dv] are ascending offsets that point at exactly the true rows of `t2d`."""
+    """Raise unless the offsets `d2t` [dv] point at exactly the true rows of `t2d` [V]."""
     ids = torch.arange(len(d2t)) + d2t
     if bool((ids < 0).any()) or bool((ids >= len(t2d)).any()):
         raise CheckpointError(

@@ -92,7 +92,8 @@ class TrainParams(Params):
     data: str = Field(min_length=1, description="a prepared data set")
     verifier: str = Field(min_length=1, description="the model the draft works for")
     aux_layers: LayerIds | None = Field(
-        None, description="verifier states fed to the draft, counted after k layers; empty: 2, n/2, n-3"
+        None,
+        description="verifier states the draft sees, after k layers; empty: 2, n/2, n-3",
     )
     num_layers: Annotated[int, Field(ge=1, le=3)] = Field(1, description="draft layers")
     norm_before_residual: bool = Field(True, description="residual carries the normed state")

@@ -163,9 +163,7 @@ class RunDependency(Base):
 
     __tablename__ = "run_dependencies"
 
-    run_id: Mapped[str] = mapped_column(
-        ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True
-    )
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     needs_id: Mapped[str] = mapped_column(
         ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True, index=True
     )
@@ -259,9 +257,7 @@ class Deployment(Base):
 
     __tablename__ = "deployments"
 
-    run_id: Mapped[str] = mapped_column(
-        ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True
-    )
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True)
     phase: Mapped[DeploymentPhase | None] = mapped_column(_enum(DeploymentPhase, "phase"))
     engine: Mapped[str] = mapped_column(String(16))
     verifier: Mapped[str] = mapped_column(Text)
