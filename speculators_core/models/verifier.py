@@ -1,0 +1,108 @@
+"""The verifier in-process: a `transformers` causal LM whose inner states can be seen.
+
+States are named "after k layers": 0 is the embedding output, k the output of layer k-1, n the
+state before the final norm. That is what EAGLE, speculators and vLLM feed to a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from speculators_core.errors import CheckpointError, PairingError
+from speculators_core.models.verifier_config import VerifierFacts, read_verifier
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A loaded verifier in eval mode, with its tokenizer and facts."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    facts: VerifierFacts
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, H]"""
+        return self.model.get_input_embeddings().weight
+
+    @property
+    def lm_head(self) -> Tensor:
+        """[V, H]; the embedding where the two are tied."""
+        return self.model.get_output_embeddings().weight
+
+    @property
+    def final_norm(self) -> nn.Module:
+        """Applied to the state after n layers before `lm_head`."""
+        return self.model.base_model.norm
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.model.base_model.layers
+
+    @contextmanager
+    def watching(self, after_layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+        """While open, each forward pass puts its states [B, S, H] after k layers into the dict."""
+        seen: dict[int, Tensor] = {}
+        n = len(self.layers)
+        wrong = [k for k in after_layers if not 0 <= k <= n]
+        if wrong:
+            raise PairingError(
+                f"aux layer {wrong[0]} is out of range: the verifier has {n} layers (0..{n})",
+                where="eagle_aux_hidden_state_layer_ids",
+                hint="name the layers the draft was trained on: --aux-layers",
+            )
+
+        def watcher(k: int) -> Any:
+            def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                seen[k] = args[0] if args else kwargs["hidden_states"]
+
+            return keep
+
+        handles = [
+            (self.layers[k] if k < n else self.final_norm).register_forward_pre_hook(
+                watcher(k), with_kwargs=True
+            )
+            for k in set(after_layers)
+        ]
+        try:
+            yield seen
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def load_verifier(
+    path: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Verifier:
+    """Load a model directory. No code from the directory is run, no hub is asked."""
+    facts = read_verifier(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(facts.path, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(facts.path, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise CheckpointError(
+            f"the verifier can't be loaded: {str(error).splitlines()[0]}",
+            where=facts.path,
+            hint="it needs config.json, weights in safetensors and a tokenizer",
+        ) from error
+    base = model.base_model
+    if not hasattr(base, "layers") or not hasattr(base, "norm"):
+        raise CheckpointError(
+            f"{type(model).__name__} does not show its layers and final norm",
+            where=facts.path,
+            hint="EAGLE-3 needs a decoder-only model of the Llama shape",
+        )
+    return Verifier(model.to(device).eval().requires_grad_(False), tokenizer, facts)
