@@ -5,11 +5,15 @@ Light enough for every process: the web process, the workers, the job processes,
 
 from __future__ import annotations
 
+import hashlib
+import os
 from functools import lru_cache
 from pathlib import Path
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_LONGEST_SOCKET_PATH = 100  # the kernel has room for 107 bytes
 
 
 class Settings(BaseSettings):
@@ -46,8 +50,12 @@ class Settings(BaseSettings):
 
     @property
     def broker_socket(self) -> Path:
-        """The embedded broker's Unix socket (a path has room for 107 bytes)."""
-        return self.home / "broker" / "s"
+        """The embedded broker's Unix socket; under /tmp where SPECLAB_HOME is too long for one."""
+        socket = self.home / "broker" / "s"
+        if len(os.fsencode(socket)) <= _LONGEST_SOCKET_PATH:
+            return socket
+        digest = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:12]
+        return Path(f"/tmp/speclab-{os.getuid()}-{digest}") / "s"
 
     @property
     def redis_url(self) -> str:
