@@ -10,7 +10,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 _LONGEST_SOCKET_PATH = 100  # the kernel has room for 107 bytes
@@ -43,6 +43,11 @@ class Settings(BaseSettings):
     max_attempts: int = Field(3, ge=1, description="times a run that can resume is started")
     stop_grace_seconds: float = Field(20.0, gt=0, description="between TERM and KILL")
     trace_stream_length: int = Field(20_000, ge=1, description="trace records kept a deployment")
+
+    @field_validator("home")
+    @classmethod
+    def _same_from_every_directory(cls, home: Path) -> Path:
+        return home.expanduser().absolute()
 
     @property
     def store_url(self) -> str:
