@@ -1,0 +1,264 @@
+"""The life of a running run, as its worker tells it: claim, beat, report, finish.
+
+A run is claimed together with its slot in one write transaction; both updates are conditional,
+and claims are one at a time in the lab, so no run and no slot ever has two holders.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session, aliased
+
+from app.services.recovery import lost_runs, mark_lost, requeue
+from app.services.slots import free_stale_slots, kinds_by_slot, list_slots, register_slots
+from app.services.views import View
+from app.services.waking import ready, unwoken, wake, wake_ready
+from app.store.engine import reading, serialise, writing
+from app.store.models import Run, RunMetric, RunState, Slot, SlotKind, now
+from app.store.transitions import ACTIVE, end, fail_dependents, move
+from speculators_core.errors import NotFound
+from speculators_core.params import JobKind
+
+__all__ = [
+    "Claim",
+    "add_metrics",
+    "beat",
+    "claim",
+    "finish",
+    "free_stale_slots",
+    "list_slots",
+    "lost_runs",
+    "mark_lost",
+    "progress",
+    "register_slots",
+    "requeue",
+    "set_job",
+    "set_result",
+    "unwoken",
+    "wake",
+    "wake_ready",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class Claim(View):
+    """A run and the slot it runs in. `device`: the GPU's index; None on a CPU slot."""
+
+    run_id: str
+    kind: JobKind
+    slot_id: str
+    device: int | None
+    attempt: int
+
+
+def claim(host: str) -> Claim | None:
+    """Take the first run that can start on this host now, with its slot; None if there is none.
+
+    Order: priority, deployments that take over from another, owners with fewer running runs,
+    age. A run that replaces a deployment asks it to stop here, and is claimed once it has ended.
+    """
+    with writing() as session:
+        serialise(session, "claims")
+        fail_dependents(session)
+        _make_way(session, host)
+        free = _free_slots(session, host)
+        run = _first(session, free)
+        return _take(session, run, free[run.kind], host) if run else None
+
+
+def beat(run_id: str) -> RunState:
+    """A sign of life of the run and its slot; the state, so that a wish to cancel is heard."""
+    moment = now()
+    with writing() as session:
+        session.execute(
+            update(Run)
+            .where(Run.id == run_id, Run.state.in_(ACTIVE))
+            .values(heartbeat_at=moment, updated_at=moment)
+        )
+        session.execute(update(Slot).where(Slot.run_id == run_id).values(heartbeat_at=moment))
+        state = session.scalar(select(Run.state).where(Run.id == run_id))
+    if state is None:
+        raise NotFound(f"there is no run {run_id!r}")
+    return state
+
+
+def state(run_id: str) -> RunState:
+    """The state alone, cheaply. Raises `NotFound`."""
+    with reading() as session:
+        found = session.scalar(select(Run.state).where(Run.id == run_id))
+    if found is None:
+        raise NotFound(f"there is no run {run_id!r}")
+    return found
+
+
+def set_job(run_id: str, pgid: int, started: float) -> bool:
+    """Record the job's process group and its leader's start time (clock ticks since boot)."""
+    return _report(run_id, job_pgid=pgid, job_started=started)
+
+
+def progress(run_id: str, fraction: float | None, text: str, eta_s: float | None = None) -> bool:
+    """How far the work is; False (and logged) if the run is not running any more."""
+    if fraction is not None:
+        fraction = min(1.0, max(0.0, fraction)) if math.isfinite(fraction) else None
+    if eta_s is not None and not math.isfinite(eta_s):
+        eta_s = None
+    return _report(
+        run_id, progress=fraction, progress_text=text.replace("\x00", "\ufffd"), eta_s=eta_s
+    )
+
+
+def set_result(run_id: str, result: Mapping[str, Any]) -> bool:
+    """The run's result (architecture.md names the keys of each kind)."""
+    return _report(run_id, result=dict(result))
+
+
+def add_metrics(run_id: str, steps: Mapping[int, Mapping[str, float]]) -> None:
+    """Log steps; a step that is there already is replaced and gets a new id."""
+    if not steps:
+        return
+    rows = [
+        RunMetric(run_id=run_id, step=step, values={k: _finite(v) for k, v in values.items()})
+        for step, values in sorted(steps.items())
+    ]
+    with writing() as session:
+        session.execute(
+            delete(RunMetric).where(RunMetric.run_id == run_id, RunMetric.step.in_(list(steps)))
+        )
+        session.add_all(rows)
+
+
+def finish(run_id: str, state: RunState | str, error: Mapping[str, Any] | None = None) -> bool:
+    """End a running run and free its slot; then ring for what can start now.
+
+    False (and logged) if it was not running or cancelling any more: somebody ended it before.
+    """
+    with writing() as session:
+        ended = end(session, run_id, RunState(state), dict(error) if error else None)
+    if ended:
+        wake_ready()
+    return ended
+
+
+def _report(run_id: str, **values: Any) -> bool:
+    with writing() as session:
+        changed = session.execute(
+            update(Run)
+            .where(Run.id == run_id, Run.state.in_(ACTIVE))
+            .values(updated_at=now(), **values)
+        )
+    if changed.rowcount != 1:  # type: ignore[attr-defined]
+        logger.warning("late report refused: run %s is not running (%s)", run_id, ", ".join(values))
+        return False
+    return True
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _make_way(session: Session, host: str) -> None:
+    """Ask deployments to stop whose replacement is ready, where this host could run it."""
+    old = aliased(Run)
+    waiting = session.execute(
+        select(Run, old.id, old.state)
+        .join(old, old.id == Run.replaces_id)
+        .where(ready(), old.state.in_((RunState.QUEUED, RunState.RUNNING)))
+    ).all()
+    for run, old_id, old_state in waiting:
+        kind = _slot_kind(session, host, run.kind)
+        room = select(Slot.id).where(
+            Slot.host == host,
+            Slot.kind == kind,
+            Slot.run_id.is_(None) | (Slot.run_id == old_id),
+        )
+        if session.scalar(room.limit(1)) is None:
+            continue
+        logger.info("run %s takes over from deployment %s, which is asked to stop", run.id, old_id)
+        if old_state is RunState.QUEUED:
+            end(session, old_id, RunState.CANCELLED, expected=(RunState.QUEUED,))
+        else:
+            text = f"run {run.id} ({run.name}) takes over"
+            move(session, old_id, (RunState.RUNNING,), RunState.CANCELLING, progress_text=text)
+
+
+def _slot_kind(session: Session, host: str, kind: JobKind) -> SlotKind:
+    return kinds_by_slot(session, host)[kind]
+
+
+def _free_slots(session: Session, host: str) -> dict[JobKind, Slot]:
+    """For each kind of run that could start on this host now, a free slot."""
+    free: dict[SlotKind, Slot] = {}
+    rows = session.scalars(
+        select(Slot).where(Slot.host == host, Slot.run_id.is_(None)).order_by(Slot.device)
+    )
+    for slot in rows:
+        free.setdefault(slot.kind, slot)
+    needed = kinds_by_slot(session, host)
+    return {kind: free[slot] for kind, slot in needed.items() if slot in free}
+
+
+def _first(session: Session, free: Mapping[JobKind, Slot]) -> Run | None:
+    if not free:
+        return None
+    old, running = aliased(Run), aliased(Run)
+    busy = (
+        select(running.owner, func.count().label("runs"))
+        .where(running.state.in_(ACTIVE))
+        .group_by(running.owner)
+        .subquery()
+    )
+    return session.scalar(
+        select(Run)
+        .outerjoin(old, old.id == Run.replaces_id)
+        .outerjoin(busy, busy.c.owner == Run.owner)
+        .where(
+            ready(),
+            Run.kind.in_(list(free)),
+            old.id.is_(None) | old.state.not_in((RunState.QUEUED, *ACTIVE)),
+        )
+        .order_by(
+            Run.priority.desc(),
+            Run.replaces_id.is_(None),
+            func.coalesce(busy.c.runs, 0),
+            Run.created_at,
+            Run.id,
+        )
+        .limit(1)
+    )
+
+
+def _take(session: Session, run: Run, slot: Slot, host: str) -> Claim | None:
+    moment = now()
+    attempt = run.attempt + 1
+    taken = move(
+        session,
+        run.id,
+        (RunState.QUEUED,),
+        RunState.RUNNING,
+        host=host,
+        attempt=attempt,
+        started_at=moment,
+        heartbeat_at=moment,
+        finished_at=None,
+        progress=None,
+        progress_text="starting",
+        eta_s=None,
+        error=None,
+        job_pgid=None,
+        job_started=None,
+    )
+    if not taken:
+        return None  # cancelled between the look and the update
+    session.execute(
+        update(Slot)
+        .where(Slot.id == slot.id, Slot.run_id.is_(None))
+        .values(run_id=run.id, taken_at=moment, heartbeat_at=moment)
+    )
+    device = slot.device if slot.kind is SlotKind.GPU else None
+    return Claim(run_id=run.id, kind=run.kind, slot_id=slot.id, device=device, attempt=attempt)
