@@ -7,11 +7,16 @@ before anything is built from it: vLLM would serve many broken files without a w
 
 from __future__ import annotations
 
+import json
+import math
 import shutil
+import struct
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +26,17 @@ from torch import Tensor
 from speculators_core.config import Eagle3Config
 from speculators_core.errors import CheckpointError, Conflict
 from speculators_core.models.eagle3 import Eagle3Draft
+
+SAFETENSORS_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.bool: "BOOL",
+}
+_PIECE = 1 << 22  # elements that are cast and checked at once
 
 
 @contextmanager
@@ -33,15 +49,70 @@ def complete_or_absent(directory: Path, *, overwrite: bool = False) -> Iterator[
             hint="choose another output, or remove this one",
         )
     directory.parent.mkdir(parents=True, exist_ok=True)
-    draft = directory.parent / f".{directory.name}.{uuid.uuid4().hex[:8]}.partial"
+    token = uuid.uuid4().hex[:8]
+    draft = directory.parent / f".{directory.name}.{token}.partial"
+    old = directory.parent / f".{directory.name}.{token}.old"
     draft.mkdir()
     try:
         yield draft
-        if directory.exists():
-            shutil.rmtree(directory)
-        draft.rename(directory)
+        if overwrite and directory.exists():
+            directory.rename(old)
+        try:
+            draft.rename(directory)
+        except OSError as error:
+            raise Conflict(
+                f"the output appeared while it was being written: {error.strerror}",
+                where=str(directory),
+                hint="two jobs write to one place: choose another output",
+            ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A tensor that is yet to be written: where it goes, and where it comes from."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[], Tensor]
+
+
+def write_safetensors(file: Path, tensors: Iterable[Pending]) -> Iterator[str]:
+    """Write a safetensors file one tensor at a time; yields each name once it is written.
+
+    Values are cast and checked piece by piece, so that memory stays small however large a tensor
+    is. Raises `CheckpointError` at a NaN or an infinity (also one that the cast makes).
+    """
+    # widest items first: every tensor then starts at a multiple of its item size
+    ordered = sorted(tensors, key=lambda t: (-t.dtype.itemsize, t.name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for t in ordered:
+        end = offset + math.prod(t.shape) * t.dtype.itemsize
+        header[t.name] = {
+            "dtype": SAFETENSORS_DTYPES[t.dtype],
+            "shape": list(t.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for t in ordered:
+            for piece in torch.split(t.read().reshape(-1), _PIECE):
+                values = piece.to(t.dtype)
+                if values.is_floating_point() and not torch.isfinite(values).all():
+                    raise CheckpointError(
+                        f"tensor {t.name} holds NaN or infinity as {t.dtype}",
+                        where=t.name,
+                        hint="the source file is damaged, or was trained to overflow",
+                    )
+                out.write(values.contiguous().view(torch.uint8).numpy().data)
+            yield t.name
 
 
 def save_speculator(draft: Eagle3Draft, directory: Path, *, overwrite: bool = False) -> None:
@@ -81,11 +152,9 @@ def load_speculator(
             where=str(file),
             hint="the file is damaged or incomplete: copy or convert it again",
         ) from error
-    with torch.device("meta"):
-        expected = dict(Eagle3Draft(config).state_dict())
     if "embed_tokens.weight" not in tensors and embedding is not None:
         tensors["embed_tokens.weight"] = embedding
-    check_tensors(tensors, {n: tuple(t.shape) for n, t in expected.items()}, config, file)
+    check_tensors(tensors, config, file)
     draft = Eagle3Draft(config)
     target = dtype or getattr(torch, config.dtype)
     tensors = {n: t.to(target) if t.is_floating_point() else t for n, t in tensors.items()}
@@ -94,13 +163,9 @@ def load_speculator(
     return draft.to(device).eval()
 
 
-def check_tensors(
-    tensors: dict[str, Tensor],
-    expected: dict[str, tuple[int, ...]],
-    config: Eagle3Config,
-    file: Path,
-) -> None:
+def check_tensors(tensors: dict[str, Tensor], config: Eagle3Config, file: Path) -> None:
     """Raise `CheckpointError` unless names, shapes, values and the vocabulary map are right."""
+    expected = config.tensor_shapes()
     hint = "convert the checkpoint again, or ask where it came from"
     for name in sorted(expected.keys() - tensors.keys()):
         raise CheckpointError(f"tensor {name} is missing", where=f"{file}: {name}", hint=hint)
@@ -126,6 +191,12 @@ def check_tensors(
 
 def check_vocab_map(d2t: Tensor, t2d: Tensor, *, where: str) -> None:
     """Raise unless the offsets `d2t` [dv] point at exactly the true rows of `t2d` [V]."""
+    if d2t.dtype != torch.int64 or t2d.dtype != torch.bool:
+        raise CheckpointError(
+            f"d2t is {d2t.dtype} and t2d {t2d.dtype}, expected torch.int64 and torch.bool",
+            where=where,
+            hint="convert the checkpoint again",
+        )
     ids = torch.arange(len(d2t)) + d2t
     if bool((ids < 0).any()) or bool((ids >= len(t2d)).any()):
         raise CheckpointError(
@@ -134,9 +205,11 @@ def check_vocab_map(d2t: Tensor, t2d: Tensor, *, where: str) -> None:
             where=f"{where}: d2t",
             hint="d2t holds offsets (verifier id = i + d2t[i]); this file may hold absolute ids",
         )
-    if int(t2d.sum()) != len(d2t) or not bool(t2d[ids].all()):
+    named = len(set(ids.tolist()))
+    if int(t2d.sum()) != len(d2t) or named != len(d2t) or not bool(t2d[ids].all()):
         raise CheckpointError(
-            f"t2d keeps {int(t2d.sum())} tokens and d2t names {len(d2t)}; they must be the same",
+            f"t2d keeps {int(t2d.sum())} tokens, d2t names {named} in {len(d2t)} places; "
+            "they must be the same",
             where=f"{where}: t2d",
             hint="one of the two maps belongs to another draft",
         )

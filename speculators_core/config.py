@@ -8,6 +8,7 @@ missing `norm_before_residual` as true, speculators as false). Light: no torch.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,6 +70,25 @@ class LayerConfig(BaseModel):
     attention_bias: bool = False
     mlp_bias: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_version(cls, values: Any) -> Any:
+        """transformers 4 wrote rope_theta and rope_scaling, and left out what it could derive."""
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        rope = rope_parameters(values)
+        values.pop("rope_theta", None)
+        values.pop("rope_scaling", None)
+        if rope is not None:
+            values["rope_parameters"] = rope
+        heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
+        if values.get("num_key_value_heads") is None and heads is not None:
+            values["num_key_value_heads"] = heads
+        if values.get("head_dim") is None and isinstance(heads, int) and isinstance(hidden, int):
+            values["head_dim"] = hidden // max(heads, 1)
+        return values
+
     @model_validator(mode="after")
     def _heads_divide(self) -> LayerConfig:
         if self.num_attention_heads % self.num_key_value_heads:
@@ -112,8 +132,8 @@ class Eagle3Config(BaseModel):
                 f"the verifier's vocab_size {self.vocab_size}"
             )
         ids = self.eagle_aux_hidden_state_layer_ids
-        if ids is not None and sorted(set(ids)) != ids:
-            raise ValueError(f"aux layer ids {ids} must be ascending and distinct")
+        if ids is not None and (not ids or sorted(set(ids)) != ids or ids[0] < 0):
+            raise ValueError(f"aux layer ids {ids} must be ascending, distinct and at least 0")
         return self
 
     @property
@@ -146,6 +166,30 @@ class Eagle3Config(BaseModel):
         """The K that the file proposes."""
         return self.speculators_config.proposal_methods[0].speculative_tokens
 
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of all tensors of such a checkpoint, the embedding included.
+
+        The same as the state dict of `models.eagle3.Eagle3Draft`, without building it.
+        """
+        layer, hd = self.transformer_layer_config, self.hidden_size
+        width = self.num_aux * self.verifier_hidden_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "embed_tokens.weight": (self.vocab_size, hd),
+            "fc.weight": (hd, width),
+            "norm.weight": (hd,),
+            "lm_head.weight": (self.draft_vocab_size, hd),
+        }
+        if self.norm_before_fc:
+            shapes["input_norm.weight"] = (width,)
+        if self.fc_norm:
+            for i in range(self.num_aux):
+                shapes[f"fc_norm.{i}.weight"] = (self.verifier_hidden_size,)
+        if self.has_vocab_map:
+            shapes |= {"d2t": (self.draft_vocab_size,), "t2d": (self.vocab_size,)}
+        for i in range(layer.num_hidden_layers):
+            shapes |= {f"layers.{i}.{name}": s for name, s in _layer_shapes(layer, i == 0).items()}
+        return shapes
+
     @classmethod
     def load(cls, directory: Path) -> Eagle3Config:
         """Read DIR/config.json. Raises `CheckpointError` that names the first bad field."""
@@ -159,20 +203,66 @@ class Eagle3Config(BaseModel):
             )
         values.pop("auto_map", None)  # written by the speculators trainer; names code, never run
         values.pop("transformers_version", None)
+        if "torch_dtype" in values:  # transformers 4
+            values.setdefault("dtype", values.pop("torch_dtype"))
+        return cls.parse(values, where=str(directory / "config.json"))
+
+    @classmethod
+    def parse(cls, values: dict[str, Any], *, where: str) -> Eagle3Config:
+        """A config from its JSON values, or a `CheckpointError` that names the first bad field."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = ".".join(str(part) for part in first["loc"]) or "config"
+            found = "" if isinstance(first.get("input"), dict) else f", found {first['input']!r}"
             raise CheckpointError(
-                f"{field}: {first['msg']}, found {first.get('input')!r}",
-                where=str(directory / "config.json"),
+                f"{field}: {first['msg']}{found}",
+                where=where,
                 hint="correct the field, or convert the checkpoint again",
             ) from error
 
     def to_json(self) -> str:
         """The text of config.json: no nulls for fields that other readers type."""
         return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
+
+
+def _layer_shapes(layer: LayerConfig, first: bool) -> dict[str, tuple[int, ...]]:
+    hd, inner = layer.hidden_size, layer.intermediate_size
+    heads = layer.num_attention_heads * layer.head_dim
+    kv_heads = layer.num_key_value_heads * layer.head_dim
+    rows = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hd,),
+        "post_attention_layernorm.weight": (hd,),
+        "self_attn.o_proj.weight": (hd, heads),
+        "mlp.gate_proj.weight": (inner, hd),
+        "mlp.up_proj.weight": (inner, hd),
+        "mlp.down_proj.weight": (hd, inner),
+    }
+    shapes |= {f"self_attn.{n}.weight": (r, 2 * hd if first else hd) for n, r in rows.items()}
+    if first:
+        shapes["hidden_norm.weight"] = (hd,)
+    if layer.attention_bias:
+        shapes |= {f"self_attn.{n}.bias": (r,) for n, r in {**rows, "o_proj": hd}.items()}
+    if layer.mlp_bias:
+        shapes |= {f"mlp.{n}.bias": (inner,) for n in ("gate_proj", "up_proj")}
+        shapes["mlp.down_proj.bias"] = (hd,)
+    return shapes
+
+
+def rope_parameters(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`rope_parameters` of a model config: transformers 5 as it is, transformers 4 put into that
+    form; None where the config names no base.
+    """
+    given = values.get("rope_parameters")
+    if isinstance(given, dict):
+        return {"rope_type": "default", **given}
+    if values.get("rope_theta") is None:
+        return None
+    scaling = dict(values.get("rope_scaling") or {})
+    kind = scaling.pop("type", "default")
+    return {"rope_theta": float(values["rope_theta"]), "rope_type": kind, **scaling}
 
 
 def default_aux_layers(num_hidden_layers: int) -> tuple[int, ...]:

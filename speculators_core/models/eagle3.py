@@ -56,7 +56,8 @@ class DraftAttention(nn.Module):
         )
         q, k = apply_rotary_pos_emb(q, k, *rotary)
         attended = attend(self.layer, q, k, v)  # (B, heads, S, D)
-        return self.o_proj(attended.transpose(1, 2).reshape(batch, length, -1))
+        out: Tensor = self.o_proj(attended.transpose(1, 2).reshape(batch, length, -1))
+        return out
 
 
 class DraftLayer(nn.Module):
@@ -84,7 +85,8 @@ class DraftLayer(nn.Module):
                 residual = normed
             x = torch.cat([self.input_layernorm(embeds), normed], dim=-1)
         hidden = residual + self.self_attn(x, rotary, attend)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
 
 
 class Eagle3Draft(nn.Module):
@@ -134,7 +136,8 @@ class Eagle3Draft(nn.Module):
             aux = torch.cat(
                 [norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], dim=-1
             )
-        return self.fc(aux)
+        hidden: Tensor = self.fc(aux)
+        return hidden
 
     def step(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend
@@ -156,7 +159,8 @@ class Eagle3Draft(nn.Module):
 
     def logits(self, normed: Tensor) -> Tensor:
         """[..., Hd] → logits over the draft vocabulary [..., dv]."""
-        return self.lm_head(normed)
+        logits: Tensor = self.lm_head(normed)
+        return logits
 
     def to_verifier_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft ids of any shape → verifier ids of that shape."""

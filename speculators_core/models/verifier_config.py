@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from speculators_core.config import read_json
+from speculators_core.config import read_json, rope_parameters
 from speculators_core.errors import CheckpointError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
@@ -101,9 +101,5 @@ def _integer(values: dict[str, Any], field: str, directory: Path) -> int:
 
 
 def _rope(values: dict[str, Any]) -> dict[str, Any]:
-    """`rope_parameters` of transformers 5, or the 4.x fields put into that form."""
-    if isinstance(values.get("rope_parameters"), dict):
-        return dict(values["rope_parameters"])
-    scaling = dict(values.get("rope_scaling") or {})
-    scaling.setdefault("rope_type", scaling.pop("type", "default"))
-    return {"rope_theta": float(values.get("rope_theta", 10000.0)), **scaling}
+    """A config that names no base means 10000, as transformers reads it."""
+    return rope_parameters({"rope_theta": 10000.0, **values}) or {}
