@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -39,6 +39,9 @@ class Params(BaseModel):
     """Frozen, strict about names. Each field's description is its help in the form and the CLI."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+
+
+SomeParams = TypeVar("SomeParams", bound=Params)
 
 
 class VerifierParams(Params):
@@ -142,6 +145,17 @@ class SamplingParams(Params):
     seed: int | None = Field(None, description="repeatable sampling")
 
 
+class GenerateParams(SamplingParams):
+    """One answer in the terminal, decoded by the reference engine."""
+
+    verifier: str = Field(min_length=1, description="the model that answers")
+    speculator: str | None = Field(None, description="the draft; empty: plain decoding")
+    prompt: str = Field(min_length=1, description="what to ask")
+    speculative_tokens: PositiveInt | None = Field(
+        None, description="K; empty: what the speculator's config says"
+    )
+
+
 class EvaluateParams(Params):
     """Measure acceptance and speed on prompts."""
 
@@ -206,16 +220,21 @@ PARAMS_OF: dict[JobKind, type[Params]] = {
 
 def parse_params(kind: JobKind, values: Mapping[str, Any]) -> Params:
     """The parameter object of a job kind; an `InputError` that names the first bad field."""
+    return parse_model(PARAMS_OF[kind], values, f"{kind.value} parameters")
+
+
+def parse_model(model: type[SomeParams], values: Mapping[str, Any], where: str) -> SomeParams:
+    """An object of a parameter model; an `InputError` that names the first bad field."""
     try:
-        return PARAMS_OF[kind].model_validate(dict(values))
+        return model.model_validate(dict(values))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "parameters"
-        known = ", ".join(PARAMS_OF[kind].model_fields)
+        known = ", ".join(model.model_fields)
         unknown = first["type"] == "extra_forbidden"
         raise InputError(
             f"{field}: {'no such parameter' if unknown else first['msg']}, "
             f"found {first.get('input')!r}",
-            where=f"{kind.value} parameters, field {field}",
+            where=f"{where}, field {field}",
             hint=f"known parameters: {known}" if unknown else "correct this field",
         ) from error
