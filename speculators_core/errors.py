@@ -12,10 +12,13 @@
     └── Stopped             the work was asked to stop and has saved what it could
 
 A message says what is wrong and what was found and expected; `where` names the file, tensor
-or field; `hint` says what to do. `as_dict` is the JSON that the CLI and REST print.
+or field; `hint` says what to do. `as_dict` is the JSON that the CLI and REST print, `revive` its way
+back.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
 
 
 class SpeclabError(Exception):
@@ -80,3 +83,21 @@ class Unavailable(SpeclabError):
 
 class Stopped(SpeclabError):
     kind = "stopped"
+
+
+def revive(error: Mapping[str, object]) -> SpeclabError:
+    """The error that `as_dict` described, in another process or on another machine."""
+    classes = {cls.kind: cls for cls in _family(SpeclabError)}
+    cls = classes.get(str(error.get("kind")), SpeclabError)
+    where, hint = error.get("where"), error.get("hint")
+    return cls(
+        str(error.get("message")),
+        where=None if where is None else str(where),
+        hint=None if hint is None else str(hint),
+    )
+
+
+def _family(root: type[SpeclabError]) -> Iterator[type[SpeclabError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _family(child)
