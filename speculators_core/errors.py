@@ -12,8 +12,8 @@
     └── Stopped             the work was asked to stop and has saved what it could
 
 A message says what is wrong and what was found and expected; `where` names the file, tensor
-or field; `hint` says what to do. `as_dict` is the JSON that the CLI and REST print, `revive` its way
-back.
+or field; `hint` says what to do. `as_dict` is the JSON that the CLI and REST print; `revive` makes
+it an error again.
 """
 
 from __future__ import annotations
