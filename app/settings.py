@@ -9,6 +9,7 @@ import hashlib
 import os
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -42,6 +43,14 @@ class Settings(BaseSettings):
     lost_after_seconds: float = Field(20.0, gt=0, description="silence after which a run is lost")
     max_attempts: int = Field(3, ge=1, description="times a run that can resume is started")
     stop_grace_seconds: float = Field(20.0, gt=0, description="between TERM and KILL")
+    roots: str | None = Field(
+        None,
+        description="further directories, joined by `:`, whose files pages and REST may name "
+        "(beside the home directory, SPECLAB_HOME and the hub cache)",
+    )
+    demo_scale: Literal["full", "small"] = Field(
+        "full", description="small: a demo of minutes with a weak speculator, for tests"
+    )
     trace_stream_length: int = Field(20_000, ge=1, description="trace records kept a deployment")
 
     @field_validator("home")

@@ -123,7 +123,7 @@ def add_metrics(run_id: str, steps: Mapping[int, Mapping[str, float]]) -> None:
     if not steps:
         return
     rows = [
-        RunMetric(run_id=run_id, step=step, values={k: _finite(v) for k, v in values.items()})
+        RunMetric(run_id=run_id, step=step, values=dict(values))
         for step, values in sorted(steps.items())
     ]
     with writing() as session:
@@ -156,10 +156,6 @@ def _report(run_id: str, **values: Any) -> bool:
         logger.warning("late report refused: run %s is not running (%s)", run_id, ", ".join(values))
         return False
     return True
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 def _make_way(session: Session, host: str) -> None:

@@ -67,3 +67,29 @@ def requeue(run_id: str) -> bool:
     if queued:
         wake([run_id])
     return queued
+
+
+def hand_back(run_id: str, why: str) -> bool:
+    """Queue a running run again whose worker was told to end; the attempt does not count.
+
+    False if it was asked to stop meanwhile, or had ended.
+    """
+    with writing() as session:
+        run = session.get(Run, run_id, with_for_update=True)
+        if run is None or run.state is not RunState.RUNNING:
+            return False
+        run.attempt -= 1  # first: an ended last attempt would fail the runs that need this one
+        session.flush()
+        end(session, run_id, RunState.LOST)
+        move(
+            session,
+            run_id,
+            (RunState.LOST,),
+            RunState.QUEUED,
+            finished_at=None,
+            woken_at=None,
+            heartbeat_at=None,
+            progress_text=f"queued again: {why}",
+        )
+    wake([run_id])
+    return True

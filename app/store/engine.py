@@ -10,10 +10,12 @@ Raises `Unavailable` when the database is away, locked too long or not migrated.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,11 @@ logger = logging.getLogger(__name__)
 _WRITES = "speclab_writes"
 _BUSY_MS = 10_000
 _NETWORK_FILE_SYSTEMS = frozenset(
-    "nfs nfs4 cifs smb2 smb3 smbfs 9p afs ceph glusterfs lustre beegfs gpfs fuse.sshfs "
-    "fuse.glusterfs fuse.s3fs fuse.rclone virtiofs".split()
+    (
+        *("nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs"),
+        *("lustre", "beegfs", "gpfs", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs"),
+        *("fuse.rclone", "virtiofs"),
+    )
 )
 
 _engines: dict[str, Engine] = {}
@@ -105,6 +110,21 @@ def network_file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str 
     return kind if kind in _NETWORK_FILE_SYSTEMS else None
 
 
+def to_json(value: Any) -> str:
+    """JSON that both dialects take: a number that is not finite becomes null."""
+    return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
 @contextmanager
 def _speaking() -> Iterator[None]:
     """Turn the driver's complaints into one error that a person can act on."""
@@ -138,6 +158,7 @@ def _create(url: str) -> Engine:
         pool_size=5,
         max_overflow=35,
         pool_timeout=5,
+        json_serializer=to_json,
         connect_args={"connect_timeout": 5, "tcp_user_timeout": 15_000},
     )
 
@@ -152,7 +173,7 @@ def _sqlite(url: str, file: Path) -> Engine:
             file,
             network,
         )
-    made = create_engine(url, pool_size=5, max_overflow=35, pool_timeout=5)
+    made = create_engine(url, pool_size=5, max_overflow=35, pool_timeout=5, json_serializer=to_json)
     journal = "DELETE" if network else "WAL"
 
     @event.listens_for(made, "connect")

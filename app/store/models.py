@@ -180,7 +180,8 @@ class RunMetric(Base):
     at: Mapped[datetime] = mapped_column(default=now)
     values: Mapped[dict[str, Any]]
 
-    __table_args__ = (UniqueConstraint("run_id", "step"),)
+    # an id is never given twice: readers ask for rows after the last id that they saw
+    __table_args__ = (UniqueConstraint("run_id", "step"), {"sqlite_autoincrement": True})
 
 
 class Slot(Base):

@@ -104,7 +104,7 @@ def fail_dependents(session: Session) -> int:
     )
     failed = 0
     while rows := session.execute(stuck).all():
-        for run_id, needs_id, name, state in dict((row[0], row) for row in rows).values():
+        for run_id, needs_id, name, state in {row[0]: row for row in rows}.values():
             error = Conflict(
                 f"it needs run {needs_id} ({name}), which ended {state.value}",
                 where=f"run {needs_id}",

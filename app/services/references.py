@@ -1,0 +1,197 @@
+"""What a string in the parameters stands for: a run's output, a registered name, a path, a hub id.
+
+The job process resolves references before the core sees them (`resolve_params`). Pages and REST
+check first that a path is one that a person at a browser may name (`check_params`); the CLI, which
+acts with its user's own rights, has no such limits.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+
+from app.services import runs
+from app.services.fingerprint import split_reference
+from app.settings import settings
+from app.store.engine import reading
+from app.store.models import DataSet, RunState, Speculator, VerifierModel
+from speculators_core.errors import Conflict, Forbidden, InputError, NotFound
+from speculators_core.params import JobKind
+
+_REGISTRIES: dict[str, type[VerifierModel] | type[Speculator] | type[DataSet]] = {
+    "verifier": VerifierModel,
+    "speculator": Speculator,
+    "data": DataSet,
+}
+_REGISTRY_OF = {
+    "verifier": "verifier",
+    "speculator": "speculator",
+    "checkpoint": "speculator",
+    "data": "data",
+}
+"""For each parameter that names something: the registry that is asked first."""
+_PATH_ONLY = frozenset({"source"})
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_PRIVATE = frozenset({"broker", "links", "logs"})
+
+
+def resolve(reference: str, field: str | None = None) -> str:
+    """The path (or the hub id, unchanged) that a reference stands for.
+
+    `field` is the parameter it was given for: its registry is asked before the others. Raises
+    `NotFound`, `Conflict` (the run has not succeeded yet) or `InputError` (no such form).
+    """
+    named = split_reference(reference)
+    if named:
+        return _output(*named)
+    if not _looks_like_path(reference) and (path := _registered(reference, field)):
+        return path
+    place = Path(reference).expanduser()
+    if place.exists():
+        return str(place.resolve())
+    if not _looks_like_path(reference) and _HUB_ID.fullmatch(reference):
+        return reference
+    raise _unknown(reference)
+
+
+def resolve_params(kind: JobKind, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a run with every reference replaced by what it stands for."""
+    return _each_reference(params, resolve)
+
+
+def check_params(kind: JobKind, params: Mapping[str, Any]) -> None:
+    """Raise unless every path among the parameters is one that a person may name in a page."""
+
+    def check(reference: str, field: str) -> str:
+        if _names_path(reference):
+            check_path(reference)
+        return reference
+
+    _each_reference(params, check)
+    for field in _PATH_ONLY & set(params):
+        if isinstance(params[field], str):
+            check(params[field], field)
+
+
+def check_path(path: str | Path) -> Path:
+    """The real path, if it lies, symlinks followed, in a root that pages may read.
+
+    Roots: the user's home directory, SPECLAB_HOME, the hub cache and SPECLAB_ROOTS. Hidden files
+    in a root and Speclab's own files (store, secrets, broker) are refused.
+
+    Raises `Forbidden` or `NotFound`.
+    """
+    asked = Path(path).expanduser()
+    real = Path(os.path.realpath(asked))
+    if _private(real) or not any(_within(real, root) for root in roots()):
+        raise Forbidden(
+            f"{str(path)!r} is not in a directory that pages may read",
+            hint="allowed: " + ", ".join(str(root) for root in roots()),
+        )
+    if not real.exists():
+        raise NotFound(f"there is no {str(path)!r}", hint="check the path")
+    return real
+
+
+def roots() -> list[Path]:
+    """The directories below which people may name files in pages and REST."""
+    hub = os.environ.get("HF_HUB_CACHE") or Path(
+        os.environ.get("HF_HOME", "~/.cache/huggingface"), "hub"
+    )
+    further = (settings().roots or "").split(os.pathsep)
+    places = [Path.home(), settings().home, Path(hub), *(Path(one) for one in further if one)]
+    return [Path(os.path.realpath(place.expanduser())) for place in places]
+
+
+def inspect_checkpoint(path: str, verifier: str | None = None) -> dict[str, Any]:
+    """What a checkpoint is, what each of its tensors would become, and what is doubtful."""
+    from speculators_core.conversion.inspect import inspect
+
+    target = resolve(verifier, "verifier") if verifier else None
+    return inspect(resolve(path, "checkpoint"), target).model_dump(mode="json")
+
+
+def _output(run_id: str, name: str) -> str:
+    run = runs.get(run_id)
+    if run.state is not RunState.SUCCEEDED:
+        raise Conflict(
+            f"run {run_id} ({run.name}) is {run.state.value}: it has no output yet",
+            where=f"run:{run_id}",
+        )
+    path = (run.result or {}).get(name)
+    if not isinstance(path, str):
+        known = ", ".join(run.result or ()) or "nothing"
+        raise InputError(f"run {run_id} recorded no {name!r}", hint=f"it recorded: {known}")
+    if not Path(path).exists():
+        raise NotFound(f"the output of run {run_id} is gone", where=path, hint="run it again")
+    return path
+
+
+def _registered(name: str, field: str | None) -> str | None:
+    first = _REGISTRY_OF.get(field or "")
+    order = sorted(_REGISTRIES, key=lambda kind: kind != first)
+    with reading() as session:
+        for table in (_REGISTRIES[kind] for kind in order):
+            path = session.scalar(select(table.path).where(table.name == name))
+            if path is not None:
+                if not Path(path).exists():
+                    raise NotFound(f"the directory of {name} is gone", where=path)
+                return path
+    return None
+
+
+def _unknown(reference: str) -> NotFound:
+    if _looks_like_path(reference):
+        return NotFound(f"there is no {reference!r}", hint="check the path")
+    with reading() as session:
+        names = [n for t in _REGISTRIES.values() for n in session.scalars(select(t.name))]
+    near = difflib.get_close_matches(reference, names, n=3)
+    return NotFound(
+        f"{reference!r} is no registered name, no path and no hub id (owner/name)",
+        hint=f"did you mean {', '.join(near)}?" if near else "see the Models page for names",
+    )
+
+
+def _looks_like_path(reference: str) -> bool:
+    return reference.startswith(("/", "./", "../", "~")) or reference in (".", "..")
+
+
+def _names_path(reference: str) -> bool:
+    """Whether `resolve` would look at the file system for it."""
+    if split_reference(reference) or reference.startswith("wheel:"):
+        return False
+    if _looks_like_path(reference):
+        return True
+    return _registered(reference, None) is None and Path(reference).exists()
+
+
+def _each_reference(params: Mapping[str, Any], change: Callable[[str, str], str]) -> dict[str, Any]:
+    changed = dict(params)
+    for field in _REGISTRY_OF.keys() & params.keys():
+        value = params[field]
+        if isinstance(value, str):
+            changed[field] = change(value, field)
+        elif isinstance(value, (list, tuple)):
+            changed[field] = [change(item, field) for item in value]
+    return changed
+
+
+def _within(real: Path, root: Path) -> bool:
+    if not real.is_relative_to(root):
+        return False
+    return not any(part.startswith(".") for part in real.relative_to(root).parts)
+
+
+def _private(real: Path) -> bool:
+    """Files that lie in SPECLAB_HOME itself (the store, secrets), and some of its directories."""
+    home = Path(os.path.realpath(settings().home))
+    if not real.is_relative_to(home) or real == home:
+        return False
+    first, *deeper = real.relative_to(home).parts
+    return first in _PRIVATE or (not deeper and not real.is_dir())
