@@ -1,7 +1,7 @@
 """The scheduler class that runs inside vLLM: it writes the trace, and lets a request opt out.
 
-vLLM 0.32 loads `make_scheduler` through `--scheduler-cls speculators_core.vllm_trace.make_scheduler`
-and calls it with the keywords of its own scheduler. Two things are added to that scheduler:
+vLLM 0.32 loads `make_scheduler` through `--scheduler-cls` and calls it with the keywords of its own
+scheduler. Two things are added to that scheduler:
 
 - where `SPECLAB_TRACE_SOCKET` is set, every decoding step goes out as trace events
   (docs/architecture.md, "Trace"); without it the class has no hook for them at all;
@@ -25,6 +25,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from speculators_core.trace import TraceWriter
 
 OPT_OUT = "speculate"  # the vllm_xargs key; "0" decodes plainly
+_PROMPT_TAIL = 6  # prompt tokens that the text of the first answer token continues from
 
 logger = init_logger("vllm.speclab.trace")  # below vLLM's own logger, whose handlers show it
 
@@ -167,6 +168,7 @@ def start_event(request: Any, k: int) -> dict[str, Any]:
         "t": time.time(),
         "k": 0 if wants_plain(request) else k,
         "prompt_tokens": request.num_prompt_tokens,
+        "prompt_tail": list((request.prompt_token_ids or [])[-_PROMPT_TAIL:]),
     }
 
 

@@ -38,7 +38,7 @@ class Launch:
     served_name: str
     speculative_tokens: int
     drafts_always: bool
-    """A drafter that proposes at every step; the n-gram drafter only does where it finds a match."""
+    """The drafter proposes at every step; the n-gram drafter only where it finds a match."""
     trace_mode: TraceMode
     notes: tuple[str, ...]
 

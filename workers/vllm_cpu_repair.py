@@ -1,4 +1,4 @@
-"""Repairs two sampling faults of vLLM 0.32 on CPUs, from outside, as a `vllm.general_plugins` entry.
+"""Repairs two sampling faults of vLLM 0.32 on CPUs, from outside: a `vllm.general_plugins` entry.
 
 1. `expand_kernel` fills a temporary int64 copy instead of its output, so temperature, top-k and
    top-p of speculating requests are whatever the memory held: garbage text at temperature above 0

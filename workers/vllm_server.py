@@ -117,7 +117,7 @@ def environment(machine: Machine, cache: Path) -> dict[str, str]:
     }
     if machine.cpu:
         values |= {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # permits the executor without a process of its own
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # permits an executor inside the engine
             "OMP_NUM_THREADS": str(machine.cores),
         }
         if machine.openmp:
