@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from speculators_core.config import Eagle3Config
-from speculators_core.errors import CheckpointError, Conflict
+from speculators_core.errors import CheckpointError, Conflict, Unavailable
 from speculators_core.models.eagle3 import Eagle3Draft
 
 SAFETENSORS_DTYPES = {
@@ -48,11 +48,18 @@ def complete_or_absent(directory: Path, *, overwrite: bool = False) -> Iterator[
             where=str(directory),
             hint="choose another output, or remove this one",
         )
-    directory.parent.mkdir(parents=True, exist_ok=True)
     token = uuid.uuid4().hex[:8]
     draft = directory.parent / f".{directory.name}.{token}.partial"
     old = directory.parent / f".{directory.name}.{token}.old"
-    draft.mkdir()
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir()
+    except OSError as error:
+        raise Unavailable(
+            f"the output can't be written: {error.strerror}",
+            where=str(directory),
+            hint="choose a place that you may write to",
+        ) from error
     try:
         yield draft
         if overwrite and directory.exists():

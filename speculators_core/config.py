@@ -201,15 +201,16 @@ class Eagle3Config(BaseModel):
                 where=str(directory / "config.json"),
                 hint="convert it first: speclab convert CHECKPOINT --verifier V --output DIR",
             )
-        values.pop("auto_map", None)  # written by the speculators trainer; names code, never run
-        values.pop("transformers_version", None)
-        if "torch_dtype" in values:  # transformers 4
-            values.setdefault("dtype", values.pop("torch_dtype"))
         return cls.parse(values, where=str(directory / "config.json"))
 
     @classmethod
     def parse(cls, values: dict[str, Any], *, where: str) -> Eagle3Config:
         """A config from its JSON values, or a `CheckpointError` that names the first bad field."""
+        values = dict(values)
+        values.pop("auto_map", None)  # written by the speculators trainer; names code, never run
+        values.pop("transformers_version", None)
+        if "torch_dtype" in values:  # transformers 4
+            values.setdefault("dtype", values.pop("torch_dtype"))
         try:
             return cls.model_validate(values)
         except ValidationError as error:

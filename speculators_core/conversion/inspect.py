@@ -1,0 +1,73 @@
+"""What is this checkpoint, what would each tensor become, and what is doubtful. Light: no torch.
+
+Adding a layout is adding a module with a `plan.Layout` and naming it in `LAYOUTS`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from speculators_core.conversion.native import Native
+from speculators_core.conversion.plan import Inspection, Layout
+from speculators_core.conversion.research import Research
+from speculators_core.conversion.source import Source, open_source
+from speculators_core.errors import CheckpointError
+from speculators_core.models.verifier_config import read_verifier
+from speculators_core.params import ConvertParams
+
+LAYOUTS: tuple[Layout, ...] = (Native(), Research())
+
+
+def inspect(checkpoint: str | Path, verifier: str | Path | None = None) -> Inspection:
+    """Look at a checkpoint (a directory, or a hub id that is then downloaded) without torch.
+
+    With its verifier the plan is complete: without, what only the verifier can tell is open.
+    Raises `CheckpointError` for what is no EAGLE-3 draft, `PairingError` for one of another
+    verifier.
+    """
+    source = open_source(checkpoint)
+    layout = recognise(source)
+    facts = read_verifier(verifier) if verifier is not None else None
+    params = ConvertParams(checkpoint=str(checkpoint), verifier=str(verifier or "unknown"))
+    return layout.plan(source, facts, params).inspection
+
+
+def recognise(source: Source) -> Layout:
+    """The layout that the content shows, or a `CheckpointError` that says what was found."""
+    for layout in LAYOUTS:
+        if layout.recognises(source):
+            return layout
+    raise CheckpointError(
+        f"not an EAGLE-3 draft: {describe(source)}",
+        where=str(source.directory),
+        hint=f"layouts that can be read: {', '.join(layout.name for layout in LAYOUTS)}",
+    )
+
+
+def describe(source: Source) -> str:
+    """What an unknown checkpoint looks like, in words."""
+    names, config = source.tensors, source.config
+    layers = {name.split("layers.")[1].split(".")[0] for name in names if "layers." in name}
+    if kind := config.get("speculators_model_type"):
+        return f"a speculators checkpoint of type {kind!r}; only 'eagle3' is read"
+    if config.get("eagle_config"):
+        return "an export of Model-Optimizer (its config has an eagle_config block)"
+    if "dflash_config" in config or any("DFlash" in a for a in _architectures(config)):
+        return "a DFlash draft"
+    if any(name.startswith("medusa") for name in names):
+        return "Medusa heads"
+    if not any(name.endswith("fc.weight") for name in names):
+        return (
+            f"no fc.weight and no d2t found, but {len(layers)} layers of "
+            f"{', '.join(_architectures(config)) or 'an unnamed model'}: a whole language model? "
+            "(are speculator and verifier swapped?)"
+        )
+    return (
+        "fc.weight is there, but no hidden_norm in the first layer "
+        f"({len(names)} tensors, {len(layers)} layers): an EAGLE-1 or EAGLE-2 head?"
+    )
+
+
+def _architectures(config: dict[str, object]) -> list[str]:
+    found = config.get("architectures")
+    return [str(name) for name in found] if isinstance(found, list) else []
