@@ -15,10 +15,10 @@ from typing import Literal
 import psutil
 from sqlalchemy import make_url
 
+import migrations
 from app.services import health
 from app.services.views import View
 from app.settings import settings
-from app.store import migrate
 from app.store.engine import network_file_system
 from speculators_core.errors import SpeclabError
 
@@ -150,15 +150,18 @@ def _embedded_broker() -> Finding:
 
 
 def _store() -> Finding:
-    url = make_url(settings().store_url).render_as_string(hide_password=True)
+    parsed = make_url(settings().store_url)
+    url = parsed.render_as_string(hide_password=True)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").exists():
+        return Finding(name="store", state="warning", value=f"none yet at {url}", fix="speclab up")
     try:
-        current, newest = migrate.revision(), migrate.head()
+        pending = migrations.pending(settings().store_url)
     except SpeclabError as error:
         return Finding(name="store", state="missing", value=error.message, fix=error.hint or "")
-    if current != newest:
-        value = f"{url} at revision {current or 'none'}, newest {newest}"
+    if pending:
+        value = f"{url} is older than this Speclab"
         return Finding(name="store", state="warning", value=value, fix="speclab db upgrade")
-    return Finding(name="store", state="ok", value=f"{url} at revision {current}")
+    return Finding(name="store", state="ok", value=f"{url} at revision {migrations.head()}")
 
 
 def _lab() -> list[Finding]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import redis
 from pydantic import computed_field
-from sqlalchemy import func, select
+from sqlalchemy import func, make_url, select
 
 from app.services import broker, slots
 from app.services.views import SlotView, View
@@ -69,6 +70,8 @@ class Health(View):
 def check() -> Health:
     """Ask each part. Takes seconds at most, and never raises for a part that is away."""
     bell = _broker()
+    if not _store_exists():
+        return Health(store=PartHealth(ok=False, message="there is none yet"), broker=bell)
     try:
         with reading() as session:
             rows = session.execute(
@@ -88,6 +91,12 @@ def check() -> Health:
         queued=queued,
         running=sum(counts.values()),
     )
+
+
+def _store_exists() -> bool:
+    """Looking must not create an empty SQLite file."""
+    url = make_url(settings().store_url)
+    return url.get_backend_name() != "sqlite" or Path(url.database or "").exists()
 
 
 def _broker() -> PartHealth:

@@ -1,0 +1,70 @@
+"""`speclab`: the command line. Thin, and quick to start: heavy imports wait for their command.
+
+Exit status 0: done; 1: what was asked for failed; 2: wrong usage. With `--json` every command
+prints one JSON document on stdout, an error as `{"error": {kind, message, where, hint}}`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from app.commands import core, generate, inspect, machine, queue, serve
+from app.commands.output import Misuse, fail, say, wants_json
+from speculators_core.errors import SpeclabError
+
+
+def build() -> typer.Typer:
+    """The command tree."""
+    app = typer.Typer(
+        name="speclab",
+        help="Train, prove, serve and watch speculators (EAGLE-3 drafts for vLLM).",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # its tables cut long flags short
+    )
+    for group in (machine, inspect, core, generate, serve, queue):
+        group.register(app)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its status."""
+    sys.exit(_status(arguments))
+
+
+def _status(arguments: Sequence[str] | None) -> int:
+    try:
+        command = typer.main.get_command(build())
+        status = command(arguments, prog_name="speclab", standalone_mode=False)
+    except SpeclabError as error:
+        return fail(error, wants_json())
+    except typer.Abort:
+        say("aborted")
+        return 1
+    except Exception as error:
+        if not _is_usage(error):
+            raise
+        if not str(error):  # no arguments: the help was shown
+            return 2
+        return fail(_misuse(error), wants_json())
+    return status if isinstance(status, int) else 0
+
+
+def _is_usage(error: Exception) -> bool:
+    """Typer's own complaints about the command line; their base class has no public name."""
+    return isinstance(error, typer.BadParameter.__mro__[1])
+
+
+def _misuse(error: Exception) -> Misuse:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "speclab"
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    return Misuse(message, where=command, hint=f"see {command} --help")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The commands of `speclab`, a module for each group."""

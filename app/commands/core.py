@@ -1,0 +1,135 @@
+"""Foreground commands of the core: `convert`, `prepare`, `self-write`, `train`, `evaluate`.
+
+They work on files: no row, no lease. Where there is a local store, registered names and
+`run:<id>` stand for their paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from app.commands.core_process import ProgressBar, run_core
+from app.commands.flags import parse, with_flags
+from app.commands.output import Json, Misuse, emit
+from app.settings import settings
+from speculators_core.errors import Conflict
+from speculators_core.params import (
+    ConvertParams,
+    EvaluateParams,
+    Params,
+    PrepareParams,
+    SelfWriteParams,
+    TrainParams,
+)
+
+Flags = dict[str, Any]
+_REFERENCES = frozenset({"verifier", "speculator", "data", "checkpoint"})
+
+Output = Annotated[Path, typer.Option("--output", help="Where the result goes; must not exist.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command("convert")(with_flags(_convert, ConvertParams, positional="checkpoint"))
+    app.command("prepare")(with_flags(_prepare, PrepareParams, positional="data"))
+    app.command("self-write")(with_flags(_self_write, SelfWriteParams))
+    app.command("train")(with_flags(_train, TrainParams))
+    app.command("evaluate")(with_flags(_evaluate, EvaluateParams, positional="speculator"))
+
+
+def _convert(flags: Flags, output: Output, as_json: Json = False) -> None:
+    """Convert someone's EAGLE-3 checkpoint to the speculators format, and validate it."""
+    emit(_produce("convert", parse(ConvertParams, flags), output), as_json)
+
+
+def _prepare(flags: Flags, output: Output, as_json: Json = False) -> None:
+    """Turn chats into tokens, loss masks and a vocabulary map."""
+    emit(_produce("prepare", parse(PrepareParams, flags), output), as_json)
+
+
+def _self_write(flags: Flags, output: Output, as_json: Json = False) -> None:
+    """Let the verifier write its own training chats, questions included."""
+    emit(_produce("self_write", parse(SelfWriteParams, flags), output), as_json)
+
+
+def _train(
+    flags: Flags,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML or JSON of parameters; flags override it.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Directory of an interrupted training to go on with.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Where the speculator goes; must not exist.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train an EAGLE-3 speculator."""
+    if resume is not None:
+        emit(_resume(resume, flags, config, output), as_json)
+        return
+    if output is None:
+        raise Misuse("--output is missing", where="--output", hint="name a new directory")
+    values = {**(read_config(config) if config else {}), **flags}
+    emit(_produce("train", parse(TrainParams, values), output), as_json)
+
+
+def _evaluate(flags: Flags, as_json: Json = False) -> None:
+    """Measure acceptance length, acceptance by position, and speed."""
+    emit(_run("evaluate", parse(EvaluateParams, flags), {}), as_json)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Parameters from a YAML file (JSON is YAML too)."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise Misuse("there is no such file", where=f"--config {path}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise Misuse(f"not YAML or JSON: {error}", where=f"--config {path}") from error
+    if not isinstance(values, dict):
+        raise Misuse("not a mapping of parameter names to values", where=f"--config {path}")
+    return values
+
+
+def resolved(params: Params) -> dict[str, Any]:
+    """Parameter values with names and run references replaced by the paths they stand for."""
+    values = params.model_dump(mode="json")
+    for field in _REFERENCES & values.keys():
+        value = values[field]
+        if isinstance(value, str):
+            values[field] = path_of(value, field)
+        elif isinstance(value, list):
+            values[field] = [path_of(item, field) for item in value]
+    return values
+
+
+def path_of(reference: str, field: str) -> str:
+    """What a reference stands for; without a local store, a path or hub id as it is."""
+    if settings().database_url or (settings().home / "speclab.db").exists():
+        from app.services import references
+
+        return references.resolve(reference, field)
+    place = Path(reference).expanduser()
+    return str(place.absolute()) if place.exists() else reference
+
+
+def _produce(kind: str, params: Params, output: Path) -> dict[str, Any]:
+    target = output.expanduser().absolute()
+    if target.exists():
+        raise Conflict(
+            "the output exists already", where=str(target), hint="name a new place, or move it away"
+        )
+    return _run(kind, params, {"output": str(target)})
+
+
+def _run(kind: str, params: Params, request: Mapping[str, Any]) -> dict[str, Any]:
+    with ProgressBar(kind.replace("_", "-")) as bar:
+        return run_core(kind, {"params": resolved(params), **request}, bar)
