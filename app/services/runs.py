@@ -134,7 +134,7 @@ def get(run_id: str) -> RunView:
 def list_runs(
     *,
     kind: JobKind | str | None = None,
-    state: RunState | str | Iterable[RunState] | None = None,
+    state: RunState | str | Iterable[RunState | str] | None = None,
     owner: str | None = None,
     search: str | None = None,
     limit: int = 50,
@@ -307,7 +307,7 @@ def _deployment(run_id: str, params: DeployParams) -> Deployment:
 
 def _conditions(
     kind: JobKind | str | None,
-    state: RunState | str | Iterable[RunState] | None,
+    state: RunState | str | Iterable[RunState | str] | None,
     owner: str | None,
     search: str | None,
 ) -> list[ColumnElement[bool]]:

@@ -1,0 +1,34 @@
+"""The command line that does what a form or a run does."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from speculators_core.params import PARAMS_OF, JobKind
+
+
+def submit_line(kind: JobKind, params: Mapping[str, Any]) -> str:
+    """`speclab submit KIND --flag value …` with what differs from the defaults."""
+    words = ["speclab", "submit", kind.value.replace("_", "-")]
+    for name, value in params.items():
+        field = PARAMS_OF[kind].model_fields.get(name)
+        if field is not None and value != _plain(field.get_default()):
+            words += _flag(name, value)
+    return shlex.join(words)
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    if value is None:
+        return [flag, "none"]
+    if isinstance(value, bool):
+        return [flag if value else "--no-" + flag[2:]]
+    if isinstance(value, (list, tuple)):
+        return [flag, ",".join(str(part) for part in value)]
+    return [flag, str(value)]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

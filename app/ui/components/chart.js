@@ -1,0 +1,77 @@
+// Charts that grow: points are appended, the reader's zoom stays. Plotly comes with the page.
+const root = element.querySelector(".sl-chart") || element;
+const FONT = { family: "system-ui, sans-serif", size: 12, color: "#7c8594" };
+const GRID = "rgba(127,135,150,0.22)";
+let run = null;
+let last = 0;
+let figures = new Map();
+
+function axis(title, extra) {
+  return { title: { text: title, standoff: 8 }, gridcolor: GRID, zerolinecolor: GRID, linecolor: GRID, automargin: true, ...extra };
+}
+
+function open(figure) {
+  const box = document.createElement("figure");
+  const caption = document.createElement("figcaption");
+  const plot = document.createElement("div");
+  caption.textContent = figure.title;
+  plot.className = "plot";
+  box.append(caption, plot);
+  root.appendChild(box);
+  return { plot, series: new Map() };
+}
+
+function merge(known, fresh) {
+  const kept = known.series.get(fresh.name) || { ...fresh, points: new Map() };
+  fresh.x.forEach((x, i) => kept.points.set(x, fresh.y[i]));
+  known.series.set(fresh.name, kept);
+}
+
+function traces(known) {
+  return [...known.series.values()].map((s) => {
+    const points = [...s.points.entries()].sort((a, b) => a[0] - b[0]);
+    return {
+      name: s.name, x: points.map((p) => p[0]), y: points.map((p) => p[1]),
+      type: "scatter", mode: s.marks ? "lines+markers" : "lines",
+      line: { color: s.color, width: s.marks ? 1.5 : 1.75, dash: s.marks ? "dot" : "solid" }, marker: { size: 5 },
+      hovertemplate: "%{y:.4~g}<extra>%{fullData.name}, step %{x}</extra>",
+    };
+  });
+}
+
+function layout(figure) {
+  return {
+    uirevision: run, height: 280, margin: { l: 48, r: 12, t: 8, b: 40 }, font: FONT,
+    paper_bgcolor: "transparent", plot_bgcolor: "transparent", hovermode: "x unified",
+    hoverlabel: { bgcolor: "#20242c", bordercolor: "#20242c", font: { color: "#f2f4f7", size: 12 } },
+    legend: { orientation: "h", y: -0.28, x: 0, font: { size: 11 } },
+    xaxis: axis(figure.x || "optimiser step", { rangemode: "tozero" }), yaxis: axis(figure.y, figure.range ? { range: figure.range } : {}),
+  };
+}
+
+function draw(figure) {
+  const known = figures.get(figure.id) || open(figure);
+  figures.set(figure.id, known);
+  figure.series.forEach((fresh) => merge(known, fresh));
+  window.Plotly.react(known.plot, traces(known), layout(figure), { displaylogo: false, responsive: true, displayModeBar: false });
+}
+
+function take() {
+  if (!props.value) return;
+  if (!window.Plotly) return setTimeout(take, 100);
+  const fresh = JSON.parse(props.value);
+  if (fresh.run !== run || fresh.after === 0) {
+    root.replaceChildren();
+    figures = new Map();
+    run = fresh.run;
+  } else if (fresh.after !== last) {
+    if (fresh.after > last) trigger("input", { run });
+    return;
+  }
+  last = fresh.last;
+  fresh.figures.forEach(draw);
+  root.dataset.points = last;
+}
+
+watch("value", take);
+take();

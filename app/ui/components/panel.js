@@ -1,0 +1,107 @@
+// Draws the element trees of elements.py. Nothing here parses HTML.
+const TAGS = new Set(("a button code del em progress small span strong time div section header nav p pre h1 h2 h3 " +
+  "details ul ol li dl dt dd summary table thead tbody tr th td").split(" "));
+const ATTRIBUTES = new Set("class id title role tabindex href value max open scope type download".split(" "));
+const root = element.querySelector(".sl-panel") || element;
+let clock = 0; // server minus client, in seconds
+
+function allowed(name, value) {
+  if (name === "href") return /^(https?:\/\/|\/(?!\/)|#)/.test(value);
+  return ATTRIBUTES.has(name) || name.startsWith("data-") || name.startsWith("aria-");
+}
+
+function create(node) {
+  if (typeof node === "string") return document.createTextNode(node);
+  const made = document.createElement(TAGS.has(node[0]) ? node[0] : "span");
+  for (const [name, value] of Object.entries(node[1])) if (allowed(name, value)) made.setAttribute(name, value);
+  for (const child of node[2]) made.appendChild(create(child));
+  return made;
+}
+
+function same(dom, node) {
+  if (typeof node === "string") return dom.nodeType === Node.TEXT_NODE;
+  return dom.nodeType === Node.ELEMENT_NODE && dom.localName === node[0] && dom.id === (node[1].id || "");
+}
+
+function patch(dom, node) {
+  if (typeof node === "string") {
+    if (dom.nodeValue !== node) dom.nodeValue = node;
+    return;
+  }
+  const wanted = node[1];
+  for (const { name } of [...dom.attributes]) if (!(name in wanted) && name !== "open") dom.removeAttribute(name);
+  for (const [name, value] of Object.entries(wanted)) {
+    // a reader's folding of <details> outlives updates
+    if (name !== "open" && allowed(name, value) && dom.getAttribute(name) !== value) dom.setAttribute(name, value);
+  }
+  if (dom.localName === "time" && (wanted["data-since"] || wanted["data-until"])) return;
+  patchChildren(dom, node[2]);
+}
+
+function patchChildren(dom, nodes) {
+  nodes.forEach((node, i) => {
+    const old = dom.childNodes[i];
+    if (!old) dom.appendChild(create(node));
+    else if (same(old, node)) patch(old, node);
+    else dom.replaceChild(create(node), old);
+  });
+  while (dom.childNodes.length > nodes.length) dom.removeChild(dom.lastChild);
+}
+
+function span(seconds) {
+  const s = Math.max(0, Math.round(seconds));
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+function count() {
+  const now = Date.now() / 1000 + clock;
+  for (const time of root.querySelectorAll("time[data-since], time[data-until]")) {
+    const { since, until, suffix } = time.dataset;
+    const text = span(since ? now - since : until - now) + (suffix || "");
+    if (time.textContent !== text) time.textContent = text;
+  }
+}
+
+function draw() {
+  if (!props.value) return;
+  const { now, tree } = JSON.parse(props.value);
+  clock = now - Date.now() / 1000;
+  if (!root.firstChild) root.appendChild(create(tree));
+  else patch(root.firstChild, tree);
+  count();
+}
+
+async function copy(button) {
+  const text = button.dataset.copy;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = document.createElement("textarea"); // a page without TLS has no clipboard API
+    area.value = text;
+    document.body.appendChild(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  const label = button.textContent;
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = label; }, 1200);
+}
+
+root.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-action], [data-copy]");
+  if (!button || !root.contains(button)) return;
+  if (button.dataset.copy !== undefined) return copy(button);
+  if (button.getAttribute("aria-disabled") === "true") return;
+  if (button.dataset.confirm && !window.confirm(button.dataset.confirm)) return;
+  button.setAttribute("aria-disabled", "true"); // until the next value says otherwise: no double click
+  setTimeout(() => button.removeAttribute("aria-disabled"), 4000);
+  trigger("click", { action: button.dataset.action, value: button.dataset.value || "" });
+});
+
+watch("value", draw);
+draw();
+const ticking = setInterval(() => (element.isConnected ? count() : clearInterval(ticking)), 1000);

@@ -1,0 +1,336 @@
+"""Playground: ask a deployment, and watch which of its tokens were drafted, accepted, rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from app.services import deployments, playground
+from app.services.playground import PlaygroundUpdate
+from app.services.views import DeploymentView, GenerationView
+from app.ui.components import state
+from app.ui.components.deployment import drafter, word
+from app.ui.components.elements import Node, el
+from app.ui.components.panel import Panel, notice
+from app.ui.components.token_view import (
+    TokenView,
+    ended_payload,
+    idle_payload,
+    legend,
+    snapshot_payload,
+    token_payload,
+)
+from app.ui.forms import label
+from app.ui.page import QUIET, frame, keep_current, problem_of, user_of
+from speculators_core.errors import InputError, SpeclabError
+from speculators_core.params import SamplingParams
+
+SPECULATIVE, PLAIN = "With speculation", "Plain decoding"
+SYSTEM = "You are a helpful assistant."
+
+
+def build(blocks: gr.Blocks) -> None:
+    """The page at /playground; `?deployment=ID` and `?generation=ID` choose what is shown."""
+    with frame("Playground") as navigation:
+        Panel(el("h1", "Playground"))
+        with gr.Row(elem_classes="sl-playground"):
+            with gr.Column(scale=2, min_width=280):
+                chosen, about, fields, send, stop = _question()
+            with gr.Column(scale=5, min_width=300):
+                first, second, verdict = _answers()
+                earlier = Panel(elem_id="earlier")
+
+    shown = [first, second, verdict, send, stop]
+
+    def ask(request: gr.Request, *entered: Any) -> Iterator[list[Any]]:
+        yield from stream(user_of(request), *entered)
+
+    def again(event: gr.EventData, request: gr.Request) -> Any:
+        run = str((event._data or {}).get("run", ""))
+        return _whole(run, user_of(request))
+
+    def opened(request: gr.Request) -> Any:
+        run = request.query_params.get("generation")
+        return _whole(run, user_of(request)) if run else gr.skip()
+
+    def read(request: gr.Request, deployment_id: str | None) -> list[Any]:
+        known = deployments.list_deployments(active_only=True)
+        wanted = deployment_id or request.query_params.get("deployment")
+        return [
+            choice_update(known, deployment_id, wanted),
+            about_tree(deployment_id or wanted),
+            earlier_tree(playground.list_generations(user_of(request), limit=6)),
+        ]
+
+    started = send.click(ask, fields, shown, **QUIET)
+    stop.click(None, None, None, cancels=[started], **QUIET).then(stopped, None, shown, **QUIET)
+    for view in (first, second):
+        view.input(again, None, view, **QUIET)
+    chosen.input(about_tree, chosen, about, **QUIET)
+    blocks.load(opened, None, first, **QUIET)
+    keep_current(blocks, "Playground", navigation, read, [chosen, about, earlier], inputs=[chosen])
+
+
+def _question() -> tuple[Any, Panel, list[Any], gr.Button, gr.Button]:
+    chosen = gr.Dropdown([], label="Deployment", elem_id="deployment")
+    about = Panel(elem_id="deployment-state")
+    text = gr.Textbox(
+        label="Message",
+        placeholder="A shop sells pens at 3 dollars each. How much do 7 pens cost?",
+        lines=4,
+        max_lines=12,
+        elem_id="message",
+    )
+    with gr.Row(elem_classes="sl-actions"):
+        send = gr.Button("Send", variant="primary", elem_id="send")
+        stop = gr.Button("Stop", elem_id="stop", elem_classes="sl-stop", visible=False)
+    with gr.Row():
+        plain = gr.Checkbox(label="Plain decoding", elem_id="plain", min_width=120)
+        compare = gr.Checkbox(label="Compare with plain", elem_id="compare", min_width=120)
+    sampling = [_slider(*one) for one in SLIDERS]
+    with gr.Accordion("System prompt", open=False):
+        system = gr.Textbox(SYSTEM, show_label=False, container=False, lines=3, elem_id="system")
+    fields = [chosen, system, text, plain, compare, *sampling]
+    return chosen, about, fields, send, stop
+
+
+def _answers() -> tuple[TokenView, TokenView, Panel]:
+    with gr.Row(elem_classes="sl-legend"):
+        Panel(legend())
+        hide = gr.Checkbox(
+            label="Hide rejected", elem_id="hide-rejected", container=False, min_width=140, scale=0
+        )
+    hide.input(None, hide, None, js=HIDE, **QUIET)
+    verdict = Panel(elem_id="verdict")
+    with gr.Row():
+        first = TokenView(idle_payload("Answer", HINT), elem_id="tokens", min_width=280)
+        second = TokenView(elem_id="tokens-plain", elem_classes="sl-compare", min_width=280)
+    return first, second, verdict
+
+
+HINT = "Choose a deployment, write a message and press Send."
+HIDE = "(on) => { document.body.classList.toggle('sl-hide-rejected', on); return []; }"
+SLIDERS = (
+    ("temperature", 0.0, 2.0, 0.05),
+    ("top_p", 0.05, 1.0, 0.05),
+    ("max_tokens", 16, 1024, 16),
+)
+
+
+def _slider(name: str, low: float, high: float, step: float) -> gr.Slider:
+    field = SamplingParams.model_fields[name]
+    return gr.Slider(
+        low,
+        high,
+        value=field.default,
+        step=step,
+        label=label(name),
+        info=(field.description or "").capitalize(),
+        elem_id=f"field-{name.replace('_', '-')}",
+    )
+
+
+def stream(
+    user: str,
+    deployment_id: str | None,
+    system: str,
+    text: str,
+    plain: bool,
+    compare: bool,
+    *sampling: float,
+) -> Iterator[list[Any]]:
+    """Updates of both views, the verdict, Send and Stop, until the answer ends or is stopped."""
+    yield [gr.skip(), None if not compare else gr.skip(), el("div"), *_buttons(busy=True)]
+    try:
+        question = _Question.of(user, deployment_id, system, text, sampling)
+        yield from question.answers(plain=plain, compare=compare)
+    except Exception as error:
+        yield [gr.skip(), gr.skip(), problem_of(error), *_buttons(busy=False)]
+    else:
+        yield [*[gr.skip()] * 3, *_buttons(busy=False)]
+
+
+def _buttons(*, busy: bool) -> list[gr.Button]:
+    return [gr.Button(visible=not busy), gr.Button(visible=busy)]
+
+
+def stopped() -> list[Any]:
+    """After Stop: the request to the server has been closed with its stream."""
+    told = ended_payload("stopped")
+    return [told, told, gr.skip(), *_buttons(busy=False)]
+
+
+@dataclass(frozen=True)
+class _Question:
+    user: str
+    deployment: DeploymentView
+    messages: tuple[dict[str, str], ...]
+    sampling: SamplingParams
+
+    @classmethod
+    def of(
+        cls,
+        user: str,
+        deployment_id: str | None,
+        system: str,
+        text: str,
+        sampling: Sequence[float],
+    ) -> _Question:
+        if not deployment_id:
+            raise InputError("no deployment is chosen", hint="start one on the Deploy page")
+        if not text.strip():
+            raise InputError("the message is empty", hint="write something to the model")
+        turns = [("system", system.strip()), ("user", text)]
+        messages = tuple({"role": role, "content": said} for role, said in turns if said)
+        values = dict(zip((name for name, *_ in SLIDERS), sampling, strict=True))
+        return cls(
+            user,
+            deployments.get(deployment_id),
+            messages,
+            SamplingParams.model_validate({**values, "max_tokens": int(values["max_tokens"])}),
+        )
+
+    def answers(self, *, plain: bool, compare: bool) -> Iterator[list[Any]]:
+        once = yield from self._in_place(0, plain)
+        if compare and not plain and once and once.state == "done":
+            twice = yield from self._in_place(1, True)
+            if twice and twice.state == "done":
+                told = comparison(once, twice, greedy=self.sampling.temperature == 0)
+                yield [gr.skip(), gr.skip(), told, gr.skip(), gr.skip()]
+
+    def _in_place(
+        self, place: int, plain: bool
+    ) -> Generator[list[Any], None, PlaygroundUpdate | None]:
+        last = None
+        for update, shown in self._answer(plain):
+            last = update
+            yield [shown if place == at else gr.skip() for at in range(5)]
+        return last
+
+    def _answer(self, plain: bool) -> Iterator[tuple[PlaygroundUpdate, dict[str, Any]]]:
+        coloured = False
+        updates = playground.generate(
+            self.deployment.id, self.messages, self.sampling, user=self.user, plain=plain
+        )
+        with closing(updates):  # type: ignore[type-var]
+            for update in updates:
+                coloured = coloured or bool(update.steps)
+                shown = token_payload(
+                    update, PLAIN if plain else SPECULATIVE, plain=plain, coloured=coloured
+                )
+                if update.state == "done" and not plain and not update.numbers["drafted"]:
+                    shown["message"] = why_nothing_drafted(self.deployment, update.message)
+                yield update, shown
+
+
+def why_nothing_drafted(deployment: DeploymentView, told: str) -> str:
+    """In words, why an answer has no draft tokens."""
+    if not deployment.speculator:
+        reason = (
+            "the n-gram drafter proposes only what stood in the conversation before, and nothing "
+            "was repeated."
+        )
+        return f"Nothing was drafted: {reason}"
+    return (
+        told or "Nothing was drafted, so speculation was inactive: the deployment's log says why."
+    )
+
+
+def comparison(once: PlaygroundUpdate, twice: PlaygroundUpdate, *, greedy: bool) -> Node:
+    """Whether both texts are the same, and how much faster the first came."""
+    speeds = once.numbers.get("tokens_per_second"), twice.numbers.get("tokens_per_second")
+    faster = (
+        f" Speculation decoded {speeds[0] / speeds[1]:.2f} times as fast." if all(speeds) else ""
+    )
+    if once.text == twice.text:
+        return notice("success", f"Both texts are identical, character for character.{faster}")
+    at = next(
+        (i for i, (a, b) in enumerate(zip(once.text, twice.text, strict=False)) if a != b),
+        min(len(once.text), len(twice.text)),
+    )
+    if not greedy:
+        told = "The texts differ: at a temperature above 0 both are samples, so they may."
+        return notice("info", told + faster)
+    told = (
+        f"The greedy texts differ from character {at + 1} on: near-ties of the verifier's logits "
+        "can do that."
+    )
+    return notice("warning", told + faster)
+
+
+def _speed(update: PlaygroundUpdate) -> float:
+    return float(update.numbers.get("tokens_per_second") or 0.0)
+
+
+def _whole(run: str, user: str) -> Any:
+    """A stored answer; in its place a sentence if there is none of this person's."""
+    try:
+        found = playground.generation(run, user)
+    except SpeclabError as error:
+        return idle_payload("Answer", str(error))
+    return snapshot_payload(found, PLAIN if found.plain else SPECULATIVE)
+
+
+def choice_update(
+    known: Sequence[DeploymentView], chosen: str | None, wanted: str | None
+) -> dict[str, Any]:
+    """The deployments on offer, ready ones first; the first is taken where none is chosen."""
+    ranked = sorted(known, key=lambda one: not one.ready)
+    offered = [(f"{one.name} · {drafter(one)} · {one.engine}", one.id) for one in ranked]
+    ids = [one.id for one in ranked]
+    if chosen or not ids:
+        return dict(gr.update(choices=offered))
+    return dict(gr.update(choices=offered, value=wanted if wanted in ids else ids[0]))
+
+
+def about_tree(deployment_id: str | None) -> Node:
+    """The chosen deployment in a line; in words when it does not speculate."""
+    if not deployment_id:
+        link = el("a", "Deploy", href="/deploy")
+        return state.empty("Nothing is served now. ", link, " a model, or try the ", HOME, ".")
+    try:
+        one = deployments.get(deployment_id)
+    except SpeclabError as error:
+        return problem_of(error)
+    k = f"K = {one.speculative_tokens}" if one.speculative_tokens else "K from the speculator"
+    return el(
+        "div",
+        el(
+            "div",
+            el("a", state.chip(word(one)), href=f"/runs?run={one.id}"),
+            el("span", f"{drafter(one)} drafts, {k}, engine {one.engine}", cls="quiet small"),
+            cls="row",
+        ),
+        el("p", INACTIVE, cls="small") if one.trace_mode == "off" and one.ready else None,
+    )
+
+
+HOME = el("a", "demo", href="/")
+INACTIVE = "It publishes no trace: answers appear without colours."
+
+
+def earlier_tree(found: Sequence[GenerationView]) -> Node:
+    """The person's last answers, to be opened again."""
+    if not found:
+        return el("div")
+    rows = (
+        (
+            el("a", _first_words(one), href=f"/playground?generation={one.id}"),
+            "plain" if one.plain else state.number(one.numbers.get("acceptance_length")),
+            state.number(one.numbers.get("tokens_per_second"), 1),
+            state.ago(one.created_at),
+        )
+        for one in found
+    )
+    headings = ["Your last answers", "#Acceptance length", "#Tokens/s", "When"]
+    return state.table(headings, rows, label="Your last answers")
+
+
+def _first_words(one: GenerationView) -> str:
+    said = next((m["content"] for m in reversed(one.messages) if m["role"] == "user"), "")
+    line = " ".join(str(said).split())
+    return line if len(line) <= 70 else line[:69] + "…"

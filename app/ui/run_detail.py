@@ -1,0 +1,227 @@
+"""One run: state, progress, live charts, log, result, its own parameters, cancel and retry."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import gradio as gr
+
+from app.services import runs
+from app.services.views import RunView
+from app.ui.commands import submit_line
+from app.ui.components import state
+from app.ui.components.chart import Chart, chart_payload
+from app.ui.components.elements import Node, el
+from app.ui.components.log_view import LogView, log_payload
+from app.ui.components.panel import Panel, action, notice
+from app.ui.page import POLL_SECONDS, QUIET, attempt, problem, problem_of, run_link, user_of
+
+STOPPABLE = ("queued", "running", "cancelling")
+
+
+def build(blocks: gr.Blocks) -> None:
+    """The parts that `/runs?run=ID` shows."""
+    header = Panel(elem_id="run-header")
+    answer = Panel(elem_id="run-answer")
+    chart = Chart(elem_id="run-chart")
+    log = LogView(elem_id="run-log")
+    rest = Panel(elem_id="run-rest")
+    timer = gr.Timer(POLL_SECONDS)
+    position = gr.State({})
+    outputs = [position, header, chart, log, rest, timer]
+
+    def opened(request: gr.Request) -> list[Any]:
+        return refresh(start(request.query_params.get("run", "")))
+
+    def again(at: dict[str, Any]) -> list[Any]:
+        return refresh(start(at.get("run", "")))
+
+    def act(event: gr.EventData, request: gr.Request) -> Node:
+        return attempt(lambda: _act(*action(event), user=user_of(request)))
+
+    blocks.load(opened, None, outputs, **QUIET)
+    timer.tick(refresh, position, outputs, **QUIET)
+    header.click(act, None, answer, **QUIET).then(again, position, outputs, **QUIET)
+    gr.on([chart.input, log.input], again, position, outputs, **QUIET)
+
+
+def start(run_id: str) -> dict[str, Any]:
+    """Nothing of this run has been shown yet."""
+    return {"run": run_id, "after": 0, "end": None, "trees": (None, None)}
+
+
+def refresh(at: dict[str, Any]) -> list[Any]:
+    """Updates of position, header, chart, log, rest and timer: what changed since `at`, which
+    holds the last metric row, the log offset and the hashes of what is shown."""
+    if not at.get("run"):
+        return [gr.skip()] * 5 + [gr.Timer(active=False)]
+    try:
+        return _refresh(at)
+    except Exception as error:
+        return [{**at, "trees": (None, None)}, problem_of(error), *[gr.skip()] * 4]
+
+
+def _refresh(at: dict[str, Any]) -> list[Any]:
+    run = runs.get(at["run"])
+    rows = runs.metrics(run.id, after=at["after"])
+    chunk = runs.log(run.id, offset=at["end"])
+    trees = header_tree(run), rest_tree(run)
+    hashes = tuple(hash(str(tree)) for tree in trees)
+    now = {
+        "run": run.id,
+        "after": rows[-1].id if rows else at["after"],
+        "end": chunk.end,
+        "trees": hashes,
+    }
+    header, rest = (
+        gr.skip() if old == new else tree
+        for old, new, tree in zip(at["trees"], hashes, trees, strict=True)
+    )
+    unread = chunk.end != at["end"]
+    return [
+        gr.skip() if now == at else now,
+        header,
+        chart_payload(run.id, rows, at["after"]) if rows else gr.skip(),
+        log_payload(run.id, chunk, reset=at["end"] is None) if unread else gr.skip(),
+        rest,
+        gr.Timer(active=not (run.ended and now == at)),
+    ]
+
+
+def _act(what: str, run_id: str, user: str) -> Node:
+    if what == "cancel":
+        runs.cancel(run_id, user)
+    elif what == "retry":
+        again = runs.retry(run_id, user)
+        return notice("success", "Queued again as", run_link(again))
+    return el("div")
+
+
+def header_tree(run: RunView) -> Node:
+    """Name, state, what can be done, why it failed, how far it is."""
+    title = el("div", el("h1", run.name), state.chip(run.state), cls="row")
+    return el(
+        "div",
+        el("div", el("a", "← All runs", href="/runs"), cls="small"),
+        el("div", title, el("div", _buttons(run), cls="row"), cls="row between"),
+        problem(run.error) if run.error and run.state != "succeeded" else None,
+        _progress(run),
+        state.facts(_facts(run)),
+        cls="stack",
+    )
+
+
+def _buttons(run: RunView) -> list[Node]:
+    found = []
+    if run.kind == "deploy" and run.state == "running":
+        where = f"/playground?deployment={run.id}"
+        found.append(el("a", "Open in playground", cls="button", href=where))
+    if run.state in STOPPABLE:
+        asked = run.state == "cancelling"
+        word = "Stopping…" if asked else "Stop" if run.kind == "deploy" else "Cancel"
+        found.append(_button(word, "stop", None if asked else "cancel", run.id))
+    if run.ended:
+        found.append(_button("Retry", "", "retry", run.id))
+    return found
+
+
+def _button(label: str, tone: str, what: str | None, run_id: str) -> Node:
+    return el(
+        "button",
+        label,
+        cls=f"button {tone}".strip(),
+        type="button",
+        data_action=what,
+        data_value=run_id,
+        aria_disabled=None if what else "true",
+    )
+
+
+def _progress(run: RunView) -> Node | None:
+    if run.state in ("running", "cancelling"):
+        return state.progress(run.progress, run.progress_text, run.eta_s)
+    if run.state == "queued":
+        first = el("span", "It starts when a slot is free")
+        needs = [el("a", one, href=f"/runs?run={one}") for one in run.needs]
+        return el(
+            "p", first, *([" and these have succeeded: ", *_listed(needs)] if needs else []), "."
+        )
+    return None
+
+
+def _listed(nodes: list[Node]) -> list[Node]:
+    return [part for node in nodes for part in (", ", node)][1:]
+
+
+def _facts(run: RunView) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = [
+        ("Kind", run.kind.value.replace("_", "-")),
+        ("Owner", run.owner),
+        ("Submitted", state.ago(run.created_at)),
+        ("Started", state.ago(run.started_at)),
+        ("Duration", state.took(run.started_at, run.finished_at)),
+    ]
+    if not run.ended and run.heartbeat_at:
+        found.append(("Last heartbeat", state.ago(run.heartbeat_at)))
+    if run.host:
+        found.append(("Host", run.host))
+    if run.attempt > 1:
+        found.append(("Attempt", str(run.attempt)))
+    return found
+
+
+def rest_tree(run: RunView) -> Node:
+    """Result, the run's own parameters, the command line."""
+    return el(
+        "div",
+        _result(run.result),
+        el(
+            "section",
+            el("h2", "Parameters"),
+            _values(run.params),
+            state.command(submit_line(run.kind, run.params)),
+            cls="card",
+        ),
+        cls="stack",
+    )
+
+
+def _result(result: dict[str, Any] | None) -> Node | None:
+    if not result:
+        return None
+    simple = {k: v for k, v in result.items() if not isinstance(v, (dict, list))}
+    nested = {k: v for k, v in result.items() if k not in simple}
+    return el(
+        "section",
+        el("h2", "Result"),
+        _values(simple),
+        (_folded(name, value) for name, value in nested.items() if value),
+        cls="card",
+    )
+
+
+def _folded(name: str, value: Any) -> Node:
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    return el("details", el("summary", _label(name)), el("pre", text, cls="raw"))
+
+
+def _values(values: dict[str, Any]) -> Node:
+    pairs = ((_label(name), el("code", _plain(value))) for name, value in values.items())
+    return el("div", state.facts(pairs), cls="params")
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(str(part) for part in value)
+    return str(value)
