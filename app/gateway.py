@@ -18,6 +18,7 @@ from app.services import deployments
 from speculators_core.errors import InputError, Unavailable
 
 router = APIRouter(tags=["gateway"])
+_ROUTE = "/deployments/{deployment_id}/v1/{path:path}"
 
 _NOT_FORWARDED = frozenset(
     {
@@ -28,7 +29,8 @@ _NOT_FORWARDED = frozenset(
 )
 
 
-@router.api_route("/deployments/{deployment_id}/v1/{path:path}", methods=["GET", "POST"])
+@router.get(_ROUTE, operation_id="get_from_deployment")
+@router.post(_ROUTE, operation_id="post_to_deployment")
 async def forward(deployment_id: str, path: str, request: Request) -> StreamingResponse:
     """Pass a request on to the server of a deployment that is ready."""
     target = await run_in_threadpool(_target, deployment_id, path)

@@ -10,7 +10,6 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated
 
@@ -22,7 +21,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from app import api, event_log, gateway
 from app.auth import SESSION_SECONDS, Gate, current_user, require_loopback
-from app.guard import Guard, way_in
+from app.guard import SECURITY_HEADERS, Guard, way_in
 from app.services import health
 from app.settings import Settings, settings
 from speculators_core.errors import (
@@ -87,8 +86,9 @@ def _mount_pages(app: FastAPI, current: Settings) -> None:
     temporary = current.home / "gradio"  # one for each home: /tmp/gradio is shared by users
     temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.environ["GRADIO_TEMP_DIR"] = str(temporary)
-    # Imported late: Gradio reads the variables above when it is imported.
-    import_module("app.ui.shell").mount(app, auth_dependency=current_user)
+    from app.ui import shell  # late: Gradio reads the variables above when it is imported
+
+    shell.mount(app, auth_dependency=current_user)
 
 
 def _add_entrance(app: FastAPI, gate: Gate) -> None:
@@ -145,4 +145,5 @@ def _answer_errors(app: FastAPI) -> None:
     def unforeseen(request: Request, error: Exception) -> JSONResponse:
         logger.error("request failed", exc_info=error, extra={"path": request.url.path})
         found = SpeclabError("an unexpected fault", hint="the app's log has the details")
-        return JSONResponse({"error": found.as_dict()}, status_code=500)
+        # This answer is made outside the guard.
+        return JSONResponse({"error": found.as_dict()}, status_code=500, headers=SECURITY_HEADERS)

@@ -29,7 +29,9 @@ from speculators_core.params import (
 Flags = dict[str, Any]
 _REFERENCES = frozenset({"verifier", "speculator", "data", "checkpoint"})
 
-Output = Annotated[Path, typer.Option("--output", help="Where the result goes; must not exist.")]
+Output = Annotated[
+    Path, typer.Option("--output", metavar="PATH", help="Where the result goes; must not exist.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -59,13 +61,16 @@ def _self_write(flags: Flags, output: Output, as_json: Json = False) -> None:
 def _train(
     flags: Flags,
     config: Annotated[
-        Path | None, typer.Option(help="YAML or JSON of parameters; flags override it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML or JSON of parameters; flags override it."),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Directory of an interrupted training to go on with.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory of an interrupted training to go on with."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", help="Where the speculator goes; must not exist.")
+        Path | None,
+        typer.Option("--output", metavar="PATH", help="Where the speculator goes; must not exist."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
@@ -45,7 +45,7 @@ def run_core(kind: str, request: dict[str, Any], listener: Listener) -> dict[str
     assert process.stdin and process.stdout and process.stderr
     with _passing_on_signals(process):
         answer = _Reader(process.stdout.read)
-        with process.stdin as stdin:
+        with suppress(BrokenPipeError), process.stdin as stdin:  # its status will tell
             stdin.write(json.dumps(request).encode())
         for line in process.stderr:
             listener(_event(line))

@@ -96,8 +96,9 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
         show_default=False,  # said in the help, for the flag itself defaults to "not given"
         metavar=None if is_switch else _metavar(field),
     )
-    annotation = Annotated[bool | None if is_switch else str | None, option]
-    return _keyword(name, annotation, None)
+    if is_switch:
+        return _keyword(name, Annotated[bool | None, option], None)
+    return _keyword(name, Annotated[str | None, option], None)
 
 
 def _argument(name: str, field: FieldInfo, optional: bool) -> inspect.Parameter:

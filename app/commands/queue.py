@@ -119,13 +119,18 @@ def register(app: typer.Typer) -> None:
 def _submitter(kind: JobKind) -> Callable[..., None]:
     def submit(
         flags: dict[str, Any],
-        run_name: Annotated[str | None, typer.Option(help="Shown on the Runs page.")] = None,
-        needs: Annotated[
-            list[str] | None, typer.Option(help="Id of a run that must succeed first.")
+        run_name: Annotated[
+            str | None, typer.Option(metavar="NAME", help="Shown on the Runs page.")
         ] = None,
-        priority: Annotated[int, typer.Option(help="Higher starts earlier.")] = 0,
+        needs: Annotated[
+            list[str] | None,
+            typer.Option(metavar="RUN", help="Id of a run that must succeed first."),
+        ] = None,
+        priority: Annotated[
+            int, typer.Option(metavar="INTEGER", help="Higher starts earlier.")
+        ] = 0,
         idempotency_key: Annotated[
-            str | None, typer.Option(help="The same key again gives the same run.")
+            str | None, typer.Option(metavar="TEXT", help="The same key again gives the same run.")
         ] = None,
         as_json: Json = False,
     ) -> None:
@@ -145,8 +150,8 @@ def _submitter(kind: JobKind) -> Callable[..., None]:
 
 
 def _list(
-    kind: Annotated[str | None, typer.Option(help="Only this kind.")] = None,
-    state: Annotated[str | None, typer.Option(help="Only in this state.")] = None,
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help="Only this kind.")] = None,
+    state: Annotated[str | None, typer.Option(metavar="STATE", help="Only in this state.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="At most so many.")] = 50,
     as_json: Json = False,
 ) -> None:

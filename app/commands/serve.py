@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -42,7 +42,7 @@ def _serve(flags: Flags, as_json: Json = False) -> None:
     )
     assert process.stdin and process.stdout
     with _ending(process):
-        with process.stdin as stdin:
+        with suppress(BrokenPipeError), process.stdin as stdin:  # its status will tell
             stdin.write(json.dumps(resolved(params)).encode())
         for line in process.stdout:
             _announce(line, as_json)

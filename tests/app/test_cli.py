@@ -287,8 +287,8 @@ def test_an_error_of_a_core_process_is_raised_as_what_it_was(
     _core(
         monkeypatch,
         tmp_path,
-        'print(json.dumps({"error": {"kind": "conflict", "message": "m", "where": "w", '
-        '"hint": null}})); sys.exit(1)\n',
+        'print(json.dumps({"error": {"kind": "conflict", "message": "m", "where": "w"}}))\n'
+        "sys.exit(1)\n",
     )
     with pytest.raises(Conflict, match="m") as raised:
         run_core("convert", {}, lambda event: None)
