@@ -1,0 +1,101 @@
+"""The queue with real workers: every run is executed once, and ends for a reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from app.services import broker, claims, runs
+from app.store.models import RunState
+from tests.conftest import ROOT
+from tests.workers.lab import submit, wait_for, wait_for_state
+from workers import processes
+
+POOLS = [("--pool", "prefork"), ("--pool", "threads"), ("--pool", "solo")]
+
+
+def _starts(lab, run_id: str) -> list[str]:
+    file = lab.home / "starts" / run_id
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def _started(lab, run) -> int:
+    """The pid of the run's job, once it is at work."""
+    wait_for(lambda: _starts(lab, run.id), 20, f"the start of run {run.id}")
+    return int(_starts(lab, run.id)[-1].split()[-1])
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=lambda pool: pool[1])
+def test_a_run_is_executed_reported_and_concluded(lab, pool):
+    lab.start_worker(*pool)
+    run = wait_for_state(submit("sleep:0.5").id, RunState.SUCCEEDED)
+    assert run.result == {"output": str(lab.home), "name": "sleep:0.5"}
+    assert run.progress == 1.0
+    assert len(runs.metrics(run.id)) >= 5
+    assert [line.split()[:2] for line in _starts(lab, run.id)] == [["start", "1"], ["end", "1"]]
+    assert all(slot.run_id is None for slot in claims.list_slots())
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=lambda pool: pool[1])
+def test_cancelling_stops_the_job_and_everything_it_started(lab, pool):
+    lab.start_worker(*pool)
+    run = submit("family:60")
+    pid = _started(lab, run)
+    began = time.monotonic()
+    runs.cancel(run.id, "ada")
+    assert wait_for_state(run.id, RunState.CANCELLED).error is None
+    assert time.monotonic() - began < 8
+    assert not processes.group_alive(pid, runs.get(run.id).job_started)
+    assert "saving" in runs.log(run.id).text
+
+
+def test_one_worker_concludes_runs_of_every_kind_of_end(lab):
+    """Several ends on one worker, because starting one takes seconds."""
+    lab.start_worker(SPECLAB_JOB_SLOTS="4")
+    ended = (RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED, RunState.LOST)
+    does = ["fail:no chats in it", "crash:by zero", "exit:5", "kill", "say", "deaf:60"]
+    made = {word: submit(word) for word in does}
+    _started(lab, made["deaf:60"])
+    runs.cancel(made["deaf:60"].id, "ada")
+    end = {word: wait_for_state(run.id, *ended, seconds=40) for word, run in made.items()}
+
+    assert end["fail:no chats in it"].state is RunState.FAILED
+    assert end["fail:no chats in it"].error == {
+        "kind": "data",
+        "message": "no chats in it",
+        "where": "line 3",
+        "hint": "mend it",
+    }
+    assert "Traceback" in runs.log(made["fail:no chats in it"].id).text
+
+    assert end["crash:by zero"].error["kind"] == "internal"
+    assert "ZeroDivisionError: by zero" in end["crash:by zero"].error["message"]
+    assert "Traceback" not in str(end["crash:by zero"].error)
+
+    silent = end["exit:5"]
+    assert silent.state is RunState.FAILED
+    assert "status 5" in silent.error["message"]
+    assert "the GPU fell off the bus" in silent.error["message"]
+
+    poison = end["kill"]
+    assert poison.state is RunState.FAILED
+    assert "killed by SIGKILL (out of memory?), on attempt 3 of 3" in poison.error["message"]
+    assert [line.split()[:2] for line in _starts(lab, poison.id)] == [
+        ["start", "1"],
+        ["start", "2"],
+        ["start", "3"],
+    ]
+
+    said = runs.log(made["say"].id).text
+    assert "CUDA_VISIBLE_DEVICES=[]\nCUDA_DEVICE_ORDER=[PCI_BUS_ID]" in said
+    assert "token ***" in said
+    assert "to stderr" in said
+
+    deaf = end["deaf:60"]
+    assert deaf.state is RunState.CANCELLED
+    assert not processes.group_alive(deaf.job_pgid, deaf.job_started)
