@@ -47,12 +47,14 @@ def resolve(reference: str, field: str | None = None) -> str:
     `field` is the parameter it was given for: its registry is asked before the others. Raises
     `NotFound`, `Conflict` (the run has not succeeded yet) or `InputError` (no such form).
     """
+    if not reference.strip():
+        raise InputError("the reference is empty", hint="a name, a path, run:ID or a hub id")
     named = split_reference(reference)
     if named:
         return _output(*named)
+    place = _place(reference)
     if not _looks_like_path(reference) and (path := _registered(reference, field)):
         return path
-    place = Path(reference).expanduser()
     if place.exists():
         return str(place.resolve())
     if not _looks_like_path(reference) and _HUB_ID.fullmatch(reference):
@@ -87,8 +89,7 @@ def check_path(path: str | Path) -> Path:
 
     Raises `Forbidden` or `NotFound`.
     """
-    asked = Path(path).expanduser()
-    real = Path(os.path.realpath(asked))
+    real = Path(os.path.realpath(_place(str(path))))
     if _private(real) or not any(_within(real, root) for root in roots()):
         raise Forbidden(
             f"{str(path)!r} is not in a directory that pages may read",
@@ -162,13 +163,24 @@ def _looks_like_path(reference: str) -> bool:
     return reference.startswith(("/", "./", "../", "~")) or reference in (".", "..")
 
 
+def _place(path: str) -> Path:
+    """The path as the file system takes it."""
+    try:
+        if "\x00" in path:
+            raise ValueError("a NUL byte")
+        return Path(path).expanduser()
+    except (ValueError, RuntimeError) as error:  # RuntimeError: ~user of an unknown user
+        raise InputError(f"{path!r} can't be a path: {error}") from None
+
+
 def _names_path(reference: str) -> bool:
     """Whether `resolve` would look at the file system for it."""
     if split_reference(reference) or reference.startswith("wheel:"):
         return False
     if _looks_like_path(reference):
         return True
-    return _registered(reference, None) is None and Path(reference).exists()
+    place = _place(reference)
+    return _registered(reference, None) is None and place.exists()
 
 
 def _each_reference(params: Mapping[str, Any], change: Callable[[str, str], str]) -> dict[str, Any]:
