@@ -48,15 +48,27 @@ class DraftAttention(nn.Module):
         self.v_proj = nn.Linear(width, kv_heads, bias=bias)
         self.o_proj = nn.Linear(heads, config.hidden_size, bias=bias)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        batch, length, _ = x.shape
+    def forward(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        attend: Attend,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """[B, S, width] → [B, S, Hd], or [B, M, Hd] where only the queries `rows` [M] matter."""
+        asking = x if rows is None else x[:, rows]
         q, k, v = (
-            proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
-            for proj in (self.q_proj, self.k_proj, self.v_proj)
+            proj(source).view(*source.shape[:2], -1, self.head_dim).transpose(1, 2)
+            for proj, source in ((self.q_proj, asking), (self.k_proj, x), (self.v_proj, x))
         )
-        q, k = apply_rotary_pos_emb(q, k, *rotary)
-        attended = attend(self.layer, q, k, v)  # (B, heads, S, D)
-        out: Tensor = self.o_proj(attended.transpose(1, 2).reshape(batch, length, -1))
+        if rows is None:
+            q, k = apply_rotary_pos_emb(q, k, *rotary)
+        else:
+            cos, sin = rotary
+            q, _ = apply_rotary_pos_emb(q, q[:, :1], cos[:, rows], sin[:, rows])
+            k, _ = apply_rotary_pos_emb(k, k[:, :1], cos, sin)
+        attended = attend(self.layer, q, k, v)  # (B, heads, S or M, D)
+        out: Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
         return out
 
 
@@ -74,7 +86,12 @@ class DraftLayer(nn.Module):
         self.mlp = LlamaMLP(config)
 
     def forward(
-        self, hidden: Tensor, embeds: Tensor | None, rotary: tuple[Tensor, Tensor], attend: Attend
+        self,
+        hidden: Tensor,
+        embeds: Tensor | None,
+        rotary: tuple[Tensor, Tensor],
+        attend: Attend,
+        rows: Tensor | None = None,
     ) -> Tensor:
         residual = hidden
         if embeds is None:
@@ -84,7 +101,9 @@ class DraftLayer(nn.Module):
             if self.norm_before_residual:
                 residual = normed
             x = torch.cat([self.input_layernorm(embeds), normed], dim=-1)
-        hidden = residual + self.self_attn(x, rotary, attend)
+        if rows is not None:
+            residual = residual[:, rows]
+        hidden = residual + self.self_attn(x, rotary, attend, rows)
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
 
@@ -140,19 +159,26 @@ class Eagle3Draft(nn.Module):
         return hidden
 
     def step(
-        self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend
+        self,
+        tokens: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One draft step.
 
         `tokens` [B, S] are the newest tokens (verifier ids), `hidden` [B, S, Hd] the state that
         each continues, `positions` [B, S] rotary positions (only differences matter). Returns
         `(normed, next_hidden)`, both [B, S, Hd]: `logits(normed)` are the draft's, `next_hidden`
-        is what the next step takes.
+        is what the next step takes. With `rows` [M] both are [B, M, Hd]: the last layer asks for
+        those positions alone, though all of them are seen.
         """
         embeds: Tensor | None = self.embed_tokens(tokens).to(hidden.dtype)
         rotary = self.rotary(hidden, positions)
-        for layer in self.layers:
-            hidden = layer(hidden, embeds, rotary, attend)
+        for i, layer in enumerate(self.layers, 1):
+            asked = rows if i == len(self.layers) else None
+            hidden = layer(hidden, embeds, rotary, attend, asked)
             embeds = None  # only layer 0 sees the token
         normed = self.norm(hidden)
         return normed, normed if self.config.norm_output else hidden

@@ -6,9 +6,11 @@ state before the final norm. That is what EAGLE, speculators and vLLM feed to a 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,29 @@ class Verifier:
         finally:
             for handle in handles:
                 handle.remove()
+
+    @torch.no_grad()
+    def states(self, ids: Tensor, after_layers: Sequence[int]) -> dict[int, Tensor]:
+        """States [B, S, H] of whole rows of tokens [B, S] (padding behind is harmless)."""
+        with self.watching(after_layers) as seen:
+            self.model.base_model(ids, use_cache=False)
+        return dict(seen)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Differs where config, weights or tokenizer do: a hash of the config, of 16 blocks of
+        each weight file and of the tokenizer. A sample, because weights may be 100 GB."""
+        directory = Path(self.facts.path)
+        digest = hashlib.sha256((self.facts.tokenizer_fingerprint or "").encode())
+        digest.update((directory / "config.json").read_bytes())
+        for file in sorted(directory.glob("*.safetensors")):
+            size = file.stat().st_size
+            digest.update(f"{file.name}:{size}".encode())
+            with file.open("rb") as weights:
+                for block in range(16):
+                    weights.seek(size * block // 16)
+                    digest.update(weights.read(1 << 16))
+        return digest.hexdigest()
 
 
 def load_verifier(

@@ -1,0 +1,219 @@
+"""Chats that the verifier writes itself, questions included (Magpie, arXiv 2406.08464).
+
+Shown the beginning of a user turn and nothing after it, a chat model goes on as the user. The
+questions are sampled, de-duplicated and filtered; the answers are greedy, because a draft is
+accepted where it says what the verifier would say. Some questions are kept apart for evaluation.
+
+    OUTPUT/chats.jsonl      {"messages": [user, assistant]}
+    OUTPUT/held_out.jsonl   {"prompt", "category"}: none of them is in chats.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+
+from speculators_core.checkpoint import complete_or_absent
+from speculators_core.data.domains import DOMAINS, Domain
+from speculators_core.data.writer import greedy, nucleus, write
+from speculators_core.errors import DataError, Stopped
+from speculators_core.models.verifier import Verifier, load_verifier
+from speculators_core.params import SelfWriteParams
+from speculators_core.progress import Progress, Quiet
+
+_LEAST_YIELD = 0.05  # of a batch of questions; a verifier below it can't write this domain
+_MARK = "\u241f"  # stands for the user's text while the template is rendered
+_QUESTIONS_SHARE = 0.4  # of the whole time, about
+
+
+class SelfWriteResult(BaseModel):
+    """What `self_write` wrote."""
+
+    output: str
+    held_out: str
+    samples: int
+    tokens: int
+
+
+@dataclass
+class _Work:
+    """One job's parts: what the functions below share."""
+
+    params: SelfWriteParams
+    verifier: Verifier
+    domain: Domain
+    progress: Progress
+    tokens: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def tell(self, fraction: float, text: str) -> None:
+        if self.progress.stopping():
+            raise Stopped("writing was stopped; nothing was kept")
+        spent = time.monotonic() - self.began
+        self.progress.update(fraction, text, spent / fraction - spent if fraction else None)
+
+
+def self_write(
+    params: SelfWriteParams, output: Path, progress: Progress | None = None
+) -> SelfWriteResult:
+    """Write `params.samples` chats and `params.held_out` prompts into the directory `output`.
+
+    The same seed, verifier and machine give the same files. Raises `DataError` where the verifier
+    does not write usable questions.
+    """
+    verifier = load_verifier(params.verifier)
+    work = _Work(params, verifier, DOMAINS[params.domain], progress or Quiet())
+    with complete_or_absent(output) as partial:
+        questions = _questions(work, params.samples + params.held_out)
+        chosen, kept_apart = questions[: params.samples], questions[params.samples :]
+        answers = _answers(work, chosen)
+        _write_lines(
+            partial / "chats.jsonl",
+            (
+                {
+                    "messages": [
+                        {"role": "user", "content": question},
+                        {"role": "assistant", "content": answer},
+                    ]
+                }
+                for question, answer in zip(chosen, answers, strict=True)
+                if answer
+            ),
+        )
+        _write_lines(
+            partial / "held_out.jsonl",
+            ({"prompt": question, "category": params.domain} for question in kept_apart),
+        )
+    work.progress.update(1.0, "done")
+    return SelfWriteResult(
+        output=str(output / "chats.jsonl"),
+        held_out=str(output / "held_out.jsonl"),
+        samples=len(chosen),
+        tokens=work.tokens,
+    )
+
+
+def _questions(work: _Work, count: int) -> list[str]:
+    """`count` different questions of the domain."""
+    params = work.params
+    rng = random.Random(params.seed)
+    generator = torch.Generator(device=work.verifier.device).manual_seed(params.seed)
+    choose = nucleus(params.temperature, params.top_p, generator)
+    found: dict[str, str] = {}
+    while len(found) < count:
+        wanted = min(params.batch_size, round(1.25 * (count - len(found))) + 4)
+        openings = [work.domain.opening(rng) for _ in range(wanted)]
+        before = len(found)
+        for question in _continue_questions(work, openings, choose):
+            if work.domain.keep(question) and len(found) < count:
+                found.setdefault(" ".join(question.casefold().split()), question)
+        if len(found) - before < _LEAST_YIELD * wanted:
+            raise DataError(
+                f"of {wanted} questions that the verifier wrote, {len(found) - before} are usable",
+                where=params.verifier,
+                hint="it needs a chat model; another domain or a lower temperature may help",
+            )
+        work.tell(_QUESTIONS_SHARE * len(found) / count, f"{len(found)} of {count} questions")
+    return list(found.values())
+
+
+def _continue_questions(work: _Work, openings: list[str], choose: Any) -> list[str]:
+    tokenizer = work.verifier.tokenizer
+    special = set(tokenizer.all_special_ids)
+    head = _user_turn(work)
+    prompts = [_encode(work, head + opening) for opening in openings]
+    written = write(
+        work.verifier,
+        prompts,
+        work.params.max_prompt_tokens,
+        choose,
+        lambda ids: ids[-1] in special or work.domain.ends(tokenizer.decode(ids[-2:])),
+        lambda total, live: _heed(work),
+    )
+    work.tokens += sum(map(len, written))
+    return [
+        _first_question(opening + _text(work, ids))
+        for opening, ids in zip(openings, written, strict=True)
+    ]
+
+
+def _answers(work: _Work, questions: list[str]) -> list[str]:
+    """The verifier's own greedy answers; batches of questions of similar length."""
+    params, tokenizer = work.params, work.verifier.tokenizer
+    special = set(tokenizer.all_special_ids)
+    prompts = [_encode(work, _answer_turn(work, question)) for question in questions]
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    answers = [""] * len(prompts)
+    for start in range(0, len(order), params.batch_size):
+        batch = order[start : start + params.batch_size]
+
+        def tick(total: int, live: int, start: int = start, size: int = len(batch)) -> None:
+            part = min(1.0, total / (size * params.max_answer_tokens))
+            done = (start + size * part) / len(order)
+            work.tell(
+                _QUESTIONS_SHARE + (1 - _QUESTIONS_SHARE) * done,
+                f"answers: {start} of {len(order)} done, {live} open",
+            )
+
+        written = write(
+            work.verifier,
+            [prompts[i] for i in batch],
+            params.max_answer_tokens,
+            greedy,
+            lambda ids: ids[-1] in special,
+            tick,
+        )
+        for i, ids in zip(batch, written, strict=True):
+            answers[i] = _text(work, ids)
+            work.tokens += len(ids)
+    return answers
+
+
+def _heed(work: _Work) -> None:
+    if work.progress.stopping():
+        raise Stopped("writing was stopped; nothing was kept")
+
+
+def _user_turn(work: _Work) -> str:
+    """The rendered chat up to where the user's text begins."""
+    system = work.domain.system
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": _MARK})
+    text = work.verifier.tokenizer.apply_chat_template(messages, tokenize=False)
+    return str(text).split(_MARK)[0]
+
+
+def _answer_turn(work: _Work, question: str) -> str:
+    return str(
+        work.verifier.tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+        )
+    )
+
+
+def _encode(work: _Work, text: str) -> list[int]:
+    return list(work.verifier.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _text(work: _Work, ids: Iterable[int]) -> str:
+    return str(work.verifier.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _first_question(text: str) -> str:
+    """The text up to its first question mark, or all of it."""
+    head, mark, _ = text.partition("?")
+    return (head + mark).strip()
+
+
+def _write_lines(file: Path, records: Iterator[dict[str, Any]]) -> None:
+    with file.open("w", encoding="utf-8") as lines:
+        for record in records:
+            lines.write(json.dumps(record, ensure_ascii=False) + "\n")
