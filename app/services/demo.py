@@ -34,6 +34,9 @@ LIMITS = (
 )
 _VERIFIER_NAME = "smollm2-135m-instruct"
 _SPECULATIVE_TOKENS = 3
+_SELF_WRITE: dict[str, Any] = {"domain": "maths"}
+_PREPARE: dict[str, Any] = {"seq_length": 512}
+_TRAIN: dict[str, Any] = {"max_minutes": 25.0}
 
 
 @dataclass(frozen=True)
@@ -160,14 +163,12 @@ def status() -> DemoView:
 
 
 def _presets() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    from speculators_core.training import presets
-
     if settings().demo_scale == "full":
-        return dict(presets.DEMO_SELF_WRITE), dict(presets.DEMO_PREPARE), dict(presets.DEMO_TRAIN)
+        return _SELF_WRITE, _PREPARE, _TRAIN
     return (
-        {**presets.DEMO_SELF_WRITE, "samples": 24, "held_out": 4, "max_answer_tokens": 32},
-        {**presets.DEMO_PREPARE, "draft_vocab_size": 1024},
-        {**presets.DEMO_TRAIN, "epochs": 4, "max_minutes": 1.0},
+        {**_SELF_WRITE, "samples": 24, "held_out": 4, "max_answer_tokens": 32},
+        {**_PREPARE, "draft_vocab_size": 1024},
+        {**_TRAIN, "epochs": 4, "max_minutes": 1.0},
     )
 
 

@@ -396,4 +396,3 @@ def test_a_deployment_is_updated_while_it_runs_and_out_of_reach_when_it_has_ende
     assert [d.id for d in deployments.list_deployments()] == [run_id]
     with pytest.raises(NotFound):
         deployments.stop("nosuchrun", "bob")
-

@@ -67,9 +67,7 @@ def test_writers_and_pollers_together_meet_no_lock_error_and_lose_no_update(stor
 def test_forked_processes_that_read_then_write_lose_no_update(store):
     run_id = submit()  # the parent has an open connection, which its children must not use
     faults = FORK.Queue()
-    children = [
-        FORK.Process(target=count_up_in_child, args=(run_id, 50, faults)) for _ in range(2)
-    ]
+    children = [FORK.Process(target=count_up_in_child, args=(run_id, 50, faults)) for _ in range(2)]
     for child in children:
         child.start()
     count_up(run_id, 50)
