@@ -93,7 +93,11 @@ class Gate:
     @property
     def api_token(self) -> str:
         """What scripts send as `Authorization: Bearer …`."""
-        return private_text(self.home / "api-token")
+        return private_text(self.api_token_file)
+
+    @property
+    def api_token_file(self) -> Path:
+        return self.home / "api-token"
 
     def issue_link(self, address: str) -> str:
         """A fresh one-time link; earlier ones that nobody used stop working."""

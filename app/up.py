@@ -18,7 +18,7 @@ from sqlalchemy import make_url
 
 import migrations
 from app import embedded_broker, instance
-from app.auth import Gate, require_loopback
+from app.auth import Gate, private_text, require_loopback
 from app.settings import Settings
 from app.supervisor import Child, Supervisor
 from speculators_core.errors import InputError, Unavailable
@@ -48,7 +48,9 @@ def up(current: Settings, announce: Announce) -> None:
         app = supervisor.add(_app(current))
         supervisor.wait_until(lambda: _healthy(current), app, _APP_START_S)
         instance.publish(current.home, "up", address(current))
-        announce(Gate.of(current).issue_link(address(current)))
+        gate = Gate.of(current)
+        private_text(gate.api_token_file)  # scripts look for it there
+        announce(gate.issue_link(address(current)))
         supervisor.watch()
 
 

@@ -111,8 +111,10 @@ def _status(
 
 
 def _status_lines(document: dict[str, Any], complaint: str) -> Iterable[str]:
-    where = document["address"] or ("starting or stopping" if document["up"] else None)
-    yield f"Speclab runs at {where}" if where else "Speclab does not run here (`speclab up`)"
+    if document["address"]:
+        yield f"Speclab runs at {document['address']}"
+    else:
+        yield "Speclab is starting or stopping" if document["up"] else "Speclab does not run here"
     if document["up"] and complaint:
         yield complaint
     yield f"runs: {document['running']} running, {document['queued']} queued"
