@@ -14,20 +14,17 @@ sampled, those of rejected drafts stay -1 and only their count means something.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
-
-from vllm.logger import init_logger
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 
 from speculators_core.trace import TraceWriter
 
 OPT_OUT = "speculate"  # the vllm_xargs key; "0" decodes plainly
 _PROMPT_TAIL = 6  # prompt tokens that the text of the first answer token continues from
 
-logger = init_logger("vllm.speclab.trace")  # below vLLM's own logger, whose handlers show it
+logger = logging.getLogger("vllm.speclab.trace")  # below vLLM's own, whose handlers show it
 
 
 class Seen(NamedTuple):
@@ -49,13 +46,16 @@ class Seen(NamedTuple):
         return known + self.drafted[len(known) :]
 
 
-def make_scheduler(**keywords: Any) -> Scheduler:
-    """A scheduler of the kind that this server's configuration needs.
+def make_scheduler(**keywords: Any) -> Any:
+    """A vLLM scheduler of the kind that this server's configuration needs.
 
     A plain `Scheduler` under asynchronous scheduling would silently end speculation.
     """
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
     asynchronous = keywords["vllm_config"].scheduler_config.async_scheduling
-    kind = opting_out(AsyncScheduler if asynchronous else Scheduler)
+    kind: type[Any] = opting_out(AsyncScheduler if asynchronous else Scheduler)
     writer = TraceWriter.from_environment()
     if writer is not None:
         kind = tracing(kind, writer)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from app.services.views import DeploymentView
+    from tests.serving import ServingLab
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "out" / "test-cache"
@@ -30,6 +36,46 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"the public data folder is not at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def serving_lab() -> Iterator[ServingLab]:
+    """Store, broker and running deploy jobs that tests of serving share."""
+    from tests.serving import ServingLab
+
+    lab = ServingLab()
+    yield lab
+    lab.close()
+
+
+@pytest.fixture(scope="session")
+def served_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tiny verifier and a random draft for it, as vLLM loads them."""
+    from tests import tiny
+
+    folder = tmp_path_factory.mktemp("served")
+    verifier = tiny.build_verifier(folder / "verifier")
+    return verifier, tiny.build_speculator(folder / "speculator", verifier)
+
+
+@pytest.fixture(scope="session")
+def vllm_deployment(
+    serving_lab: ServingLab, served_models: tuple[Path, Path]
+) -> DeploymentView:
+    """The one real vLLM server of a test session, with the tiny pair, K = 3, traced."""
+    verifier, speculator = served_models
+    return serving_lab.ready(
+        serving_lab.deploy(
+            verifier=str(verifier), speculator=str(speculator), max_model_len=512, max_num_seqs=4
+        )
+    )
+
+
+@pytest.fixture
+def vllm(serving_lab: ServingLab, vllm_deployment: DeploymentView) -> Iterator[DeploymentView]:
+    """`vllm_deployment`, with this process's settings being its lab's."""
+    with serving_lab.settings():
+        yield vllm_deployment
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config) -> None:

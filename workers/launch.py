@@ -23,7 +23,8 @@ from workers import vllm_server
 from workers.preflight import Examined, examine
 
 HOST = "127.0.0.1"
-_OURS = "SPECLAB_"  # our settings may hold passwords: a server gets none of them
+_OURS = "SPECLAB_"  # our settings may hold passwords: a server gets only our home,
+_MARK = "SPECLAB_HOME"  # by which its processes are known to be ours
 _UNSAFE = ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_INSECURE_SERIALIZATION")
 
 
@@ -123,9 +124,9 @@ def _reference(
 
 
 def inherited() -> dict[str, str]:
-    """This process's environment without our settings and vLLM's unsafe switches."""
+    """This process's environment without our other settings and vLLM's unsafe switches."""
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(_OURS) and name not in _UNSAFE
+        if name == _MARK or not (name.startswith(_OURS) or name in _UNSAFE)
     }

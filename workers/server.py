@@ -172,7 +172,8 @@ class Server:
                 where=self.launch.endpoint,
             ) from error
         if reply.status_code != 200:
-            self._settle()
+            if reply.status_code >= 500:
+                self._settle()
             raise self.failure() if not self.running else _refused(reply)
         return self._drafted(reply.json())
 
