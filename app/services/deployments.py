@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from app.services import runs
 from app.services.views import DeploymentView, RunView
 from app.store.engine import reading, writing
-from app.store.models import ENDED, Deployment, DeploymentPhase, Run, TraceMode, now
+from app.store.models import Deployment, DeploymentPhase, Run, RunState, TraceMode, now
 from app.store.transitions import ACTIVE
 from speculators_core.errors import NotFound
 
@@ -42,7 +42,7 @@ def list_deployments(active_only: bool = False, limit: int = 200) -> list[Deploy
     """Newest first."""
     query = select(Deployment, Run).join(Run, Run.id == Deployment.run_id)
     if active_only:
-        query = query.where(Run.state.not_in(ENDED))
+        query = query.where(Run.state.in_((RunState.QUEUED, *ACTIVE)))
     with reading() as session:
         rows = session.execute(query.order_by(Run.created_at.desc()).limit(limit))
         return [_view(deployment, run) for deployment, run in rows]

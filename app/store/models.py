@@ -155,7 +155,12 @@ class Run(Base):
     result: Mapped[dict[str, Any] | None]
     error: Mapped[dict[str, Any] | None]
 
-    __table_args__ = (Index("ix_runs_state_priority", "state", "priority", "created_at"),)
+    __table_args__ = (
+        Index("ix_runs_state_priority", "state", "priority", "created_at"),
+        Index("ix_runs_kind_state_created", "kind", "state", "created_at"),
+        Index("ix_runs_state_created", "state", "created_at"),
+        Index("ix_runs_owner_created", "owner", "created_at"),
+    )
 
 
 class RunDependency(Base):

@@ -38,6 +38,15 @@ def empty_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url.replace("/test?", "/fresh?")
 
 
+@pytest.fixture
+def old_store(home: Path) -> Path:
+    """The file of a store as revision 0001 wrote it, with one run in it."""
+    file = home / "speclab.db"
+    with sqlite3.connect(file) as old:
+        old.executescript(OLD_STORE.read_text(encoding="utf-8"))
+    return file
+
+
 def test_an_empty_store_is_migrated_to_what_the_models_say_and_back(empty_store):
     assert migrations.pending(empty_store)
     migrations.upgrade(empty_store)
@@ -72,9 +81,8 @@ def test_a_store_of_a_newer_speclab_is_refused_in_words(empty_store):
         migrations.upgrade(empty_store)
 
 
-def test_a_store_written_by_an_earlier_version_opens_after_its_upgrade(home: Path):
-    with sqlite3.connect(home / "speclab.db") as old:
-        old.executescript(OLD_STORE.read_text(encoding="utf-8"))
+def test_a_store_written_by_an_earlier_version_opens_after_its_upgrade(old_store: Path):
+    assert migrations.pending(settings().store_url)
     migrations.upgrade(settings().store_url)
     migrations.check(settings().store_url)
     run = runs.get("0old0run00")
@@ -83,14 +91,18 @@ def test_a_store_written_by_an_earlier_version_opens_after_its_upgrade(home: Pat
     assert [metric.values for metric in runs.metrics("0old0run00")] == [{"loss": 1.5}]
 
 
-def test_before_a_store_changes_its_file_is_copied(home: Path, monkeypatch):
-    url = settings().store_url
-    migrations.upgrade(url)
-    monkeypatch.setattr(migrations, "head", lambda: "0002")
-    migrations.upgrade(url, "0001")
-    copy = home / "speclab.db.before-0001"
-    with sqlite3.connect(copy) as kept:
+def test_before_a_store_changes_its_file_is_copied(old_store: Path):
+    migrations.upgrade(settings().store_url)
+    with sqlite3.connect(old_store.with_name("speclab.db.before-0001")) as kept:
         assert kept.execute("SELECT version_num FROM alembic_version").fetchone() == ("0001",)
+        assert kept.execute("SELECT count(*) FROM runs").fetchone() == (1,)
+
+
+def test_one_step_back_and_forward_again_keeps_the_rows(old_store: Path):
+    migrations.upgrade(settings().store_url)
+    migrations.downgrade(settings().store_url, "-1")
+    migrations.upgrade(settings().store_url)
+    assert runs.list_runs().total == 1
 
 
 def test_a_store_that_was_never_migrated_says_what_to_do(home: Path):
