@@ -59,9 +59,7 @@ def served_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
 
 
 @pytest.fixture(scope="session")
-def vllm_deployment(
-    serving_lab: ServingLab, served_models: tuple[Path, Path]
-) -> DeploymentView:
+def vllm_deployment(serving_lab: ServingLab, served_models: tuple[Path, Path]) -> DeploymentView:
     """The one real vLLM server of a test session, with the tiny pair, K = 3, traced."""
     verifier, speculator = served_models
     return serving_lab.ready(

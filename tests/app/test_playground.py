@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.services import deployments, playground
+from app.services import playground
 from app.services.views import DeploymentView
-from app.store.models import RunState
 from speculators_core.params import SamplingParams
 from workers.metrics import scrape
 
@@ -15,9 +14,7 @@ ASK = [{"role": "user", "content": "Count with me: one two three one two three"}
 
 def answer(deployment: DeploymentView, *, plain: bool = False, **sampling):
     sampling = SamplingParams(**{"max_tokens": 60, **sampling})
-    return list(
-        playground.generate(deployment.id, ASK, sampling, user="ada", plain=plain)
-    )
+    return list(playground.generate(deployment.id, ASK, sampling, user="ada", plain=plain))
 
 
 @pytest.mark.vllm
