@@ -26,22 +26,34 @@ class Span:
     keys: slice
 
 
+@dataclass(frozen=True)
+class Queries:
+    """Who asks in a step: `spans` over M queries, each of which sees the first `sees` [M] step-0
+    keys of its document."""
+
+    spans: tuple[Span, ...]
+    sees: Tensor
+
+
 @dataclass
 class UnrolledAttention:
     """An `Attend` for `Eagle3Draft.step` that keeps the keys of all steps so far.
 
-    Call `begin` before each step. `sees` [M] says how many step-0 keys of its document each query
-    sees; from the second step on, `stay` [M] says which queries of the step before go on.
+    `tokens` are the queries of a whole row, which the layers before the last ask with at step 0.
+    Call `begin` before each step.
     """
 
-    spans: list[Span] = field(default_factory=list)
-    sees: Tensor | None = None
+    tokens: Queries
+    last_layer: int
+    chains: Queries = field(init=False)
+    unrolling: bool = False
     first: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     later: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
-    unrolling: bool = False
 
-    def begin(self, spans: list[Span], sees: Tensor, stay: Tensor | None) -> None:
-        self.spans, self.sees, self.unrolling = spans, sees, stay is not None
+    def begin(self, chains: Queries, stay: Tensor | None) -> None:
+        """A step of these chains. From the second step on, `stay` [M] says which queries of the
+        step before they are."""
+        self.chains, self.unrolling = chains, stay is not None
         if stay is not None:
             self.later = {
                 layer: [(k[:, stay], v[:, stay]) for k, v in kept]
@@ -49,18 +61,20 @@ class UnrolledAttention:
             }
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [1, heads, M, D]; k, v [1, kv_heads, T, D], T = M but for a trimmed step 0."""
-        assert self.sees is not None
+        """q [1, heads, M, D]; k, v [1, kv_heads, M, D], at step 0 of all tokens."""
         if self.unrolling:
             self.later.setdefault(layer, []).append((k[0], v[0]))
         else:
             self.first[layer] = (k[0], v[0])
-        keys, values = self.first[layer]
+        all_ask = not self.unrolling and layer != self.last_layer
+        asking = self.tokens if all_ask else self.chains
         own = self.later.get(layer, [])
-        own_keys = torch.stack([key for key, _ in own], 1) if own else None
-        own_values = torch.stack([value for _, value in own], 1) if own else None
-        out = _Unrolled.apply(
-            q[0], keys, values, own_keys, own_values, tuple(self.spans), self.sees
+        out: Tensor = _Unrolled.apply(  # type: ignore[no-untyped-call]
+            q[0],
+            *self.first[layer],
+            torch.stack([key for key, _ in own], 1) if own else None,
+            torch.stack([value for _, value in own], 1) if own else None,
+            asking,
         )
         return out[None]
 
@@ -79,30 +93,29 @@ class _Unrolled(torch.autograd.Function):
         v0: Tensor,
         own_k: Tensor | None,
         own_v: Tensor | None,
-        spans: tuple[Span, ...],
-        sees: Tensor,
+        asking: Queries,
     ) -> Tensor:
         out = torch.empty_like(q)
         log_sums = q.new_empty(q.shape[:2])
-        for rows, keys, mask in _chunks(spans, sees):
+        for rows, keys, mask in _chunks(asking):
             part = _Part(q, k0, own_k, rows, keys, mask)
             log_sums[:, rows] = part.log_sum.reshape(q.shape[0], -1)
             probabilities = part.probabilities(part.log_sum)
             mixed = part.mix(*probabilities, v0, own_v)
             out[:, rows] = mixed.reshape(q.shape[0], -1, q.shape[-1])
-        ctx.save_for_backward(q, k0, v0, own_k, own_v, sees, out, log_sums)
-        ctx.spans = spans
+        ctx.save_for_backward(q, k0, v0, own_k, own_v, out, log_sums)
+        ctx.asking = asking
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k0, v0, own_k, own_v, sees, out, log_sums = ctx.saved_tensors
+        q, k0, v0, own_k, own_v, out, log_sums = ctx.saved_tensors
         (grad,) = grads
         grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k0), torch.zeros_like(v0)
         grad_own_k = torch.zeros_like(own_k) if own_k is not None else None
         grad_own_v = torch.zeros_like(own_v) if own_v is not None else None
         weight = (grad * out).sum(-1)  # (heads, M), the softmax's own term
-        for rows, keys, mask in _chunks(ctx.spans, sees):
+        for rows, keys, mask in _chunks(ctx.asking):
             part = _Part(q, k0, own_k, rows, keys, mask)
             p0, p_own = part.probabilities(part.grouped(log_sums[:, rows]))
             g, w = part.grouped(grad[:, rows]), part.grouped(weight[:, rows])
@@ -120,7 +133,7 @@ class _Unrolled(torch.autograd.Function):
                 dq = dq + torch.einsum("hgmn,hnmd->hgmd", ds_own, own_k[:, :, rows])
                 grad_own_k[:, :, rows] = torch.einsum("hgmn,hgmd->hnmd", ds_own, part.q)
             grad_q[:, rows] = dq.reshape(q.shape[0], -1, q.shape[-1])
-        return grad_q, grad_k, grad_v, grad_own_k, grad_own_v, None, None
+        return grad_q, grad_k, grad_v, grad_own_k, grad_own_v, None
 
 
 class _Part:
@@ -167,14 +180,15 @@ class _Part:
         return x.reshape(self.kv, -1, x.shape[-1])
 
 
-def _chunks(spans: tuple[Span, ...], sees: Tensor) -> list[tuple[slice, slice, Tensor]]:
+def _chunks(asking: Queries) -> list[tuple[slice, slice, Tensor]]:
     """(rows, keys that any of them sees, mask [m, s] of what each may not see)."""
     result = []
-    for span in spans:
+    for span in asking.spans:
         for start in range(span.rows.start, span.rows.stop, CHUNK):
             rows = slice(start, min(start + CHUNK, span.rows.stop))
-            longest = int(sees[rows].max())
+            sees = asking.sees[rows]
+            longest = int(sees.max())
             keys = slice(span.keys.start, span.keys.start + longest)
-            index = torch.arange(longest, device=sees.device)
-            result.append((rows, keys, index >= sees[rows][:, None]))
+            hidden = torch.arange(longest, device=sees.device) >= sees[:, None]
+            result.append((rows, keys, hidden))
     return result

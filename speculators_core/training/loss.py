@@ -1,9 +1,9 @@
 """The loss of the unrolled draft steps, and what it says about acceptance.
 
 Let the chain start at t. Step k predicts x_{t+2+k}; its target is the verifier's own distribution
-there, softmax(lm_head(norm(y_{t+1+k}))) over the draft vocabulary, and its loss the cross-entropy
-to it (forward KL up to the target's entropy, which has no gradient). Steps are averaged over their
-live chains and summed with weights decay^k.
+there, softmax(lm_head(norm(y_{t+1+k}))) over the draft vocabulary, and its loss the forward KL
+divergence KL(verifier || draft). Steps are averaged over their live chains and summed with weights
+decay^k.
 
 Acceptance is honest: a chain is right at step k when the draft's first choice is the verifier's
 first choice over its *whole* vocabulary, so a token that the draft can't propose is a miss; and it
@@ -33,6 +33,7 @@ class Targets:
     """
 
     probabilities: Tensor  # [C, dv] over the draft vocabulary, renormalised
+    entropy: Tensor  # [C] of them
     best: Tensor  # [C] its first choice as a draft id, -1 where the draft has none
 
 
@@ -61,7 +62,10 @@ class TargetHead:
     def targets(self, batch: Packed) -> Targets:
         at = batch.starts + 1
         logits = self.final_norm(batch.final[at].to(self.rows.dtype)) @ self.rows.T
-        return Targets(torch.softmax(logits.float(), dim=-1), self.draft_id[batch.best[at]])
+        log_p = torch.log_softmax(logits.float(), dim=-1)
+        p = log_p.exp()
+        entropy = -(p * log_p).sum(-1)
+        return Targets(p, entropy, self.draft_id[batch.best[at]])
 
 
 def unroll(
@@ -73,16 +77,17 @@ def unroll(
     step_losses, live_counts = [], []
     accepted = torch.zeros(chains, steps, dtype=torch.bool, device=device)
     loss = torch.zeros((), device=device)
-    attend = UnrolledAttention()
+    attend = UnrolledAttention(batch.tokens(), last_layer=len(draft.layers) - 1)
     live = torch.arange(chains, device=device)
     hidden = draft.combine(batch.aux[None])
     for k in range(steps):
         stay = (batch.left[live] > k).nonzero().flatten()
         live = live[stay]
         normed, hidden = _step(draft, batch, attend, live, hidden, stay, k)
-        step_loss, choice = soft_cross_entropy(
+        cross_entropy, choice = soft_cross_entropy(
             normed, draft.lm_head.weight, targets.probabilities, live + k
         )
+        step_loss = cross_entropy - targets.entropy[live + k].sum()
         right = choice == targets.best[live + k]
         before = accepted[live, k - 1] if k else True
         accepted[live, k] = right & before
@@ -109,7 +114,7 @@ def _step(
 ) -> tuple[Tensor, Tensor]:
     """Step k for the chains `live` [M]: normed [M, Hd] and the next state [1, M, Hd]."""
     starts = batch.starts[live]
-    attend.begin(batch.spans(live), batch.positions[starts] + 1, stay if k else None)
+    attend.begin(batch.asking(live), stay if k else None)
     if k == 0:  # every token gives a key; only the chains ask
         newest = torch.roll(batch.ids, -1)
         normed, hidden = draft.step(
@@ -134,7 +139,9 @@ def soft_cross_entropy(
     normed [M, Hd], head [dv, Hd], probabilities [C, dv], rows [M]. Logits exist for `ROWS` rows
     at a time: the gradients are taken on the way forward, as softmax - target.
     """
-    loss, choice = _SoftCrossEntropy.apply(normed, head, probabilities, rows)
+    loss, choice = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        normed, head, probabilities, rows
+    )
     return loss, choice
 
 

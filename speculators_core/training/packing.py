@@ -15,7 +15,7 @@ from torch import Tensor
 
 from speculators_core.data.hidden_states import States
 from speculators_core.data.masks import steps_left
-from speculators_core.training.attention import Span
+from speculators_core.training.attention import Queries, Span
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,25 @@ class Packed:
     left: Tensor  # [C] steps that the chain can be checked for, at least 1
     chains: list[int]  # chains of each document
 
-    def spans(self, live: Tensor) -> list[Span]:
-        """Where the chains `live` [M] (ascending) of each document lie among M queries."""
-        chain_ends = torch.tensor([0, *self.chains]).cumsum(0)
-        cuts = torch.searchsorted(live.cpu().contiguous(), chain_ends).tolist()
-        token_ends = [0, *torch.tensor(self.lengths).cumsum(0).tolist()]
-        return [
-            Span(slice(cuts[d], cuts[d + 1]), slice(token_ends[d], token_ends[d + 1]))
-            for d in range(len(self.lengths))
-            if cuts[d] < cuts[d + 1]
-        ]
+    def tokens(self) -> Queries:
+        """Every token asking, each seeing its document up to itself."""
+        return self._queries(self.lengths, self.positions + 1)
+
+    def asking(self, live: Tensor) -> Queries:
+        """The chains `live` [M] (ascending) asking, each seeing its document up to its start."""
+        ends = torch.tensor(self.chains).cumsum(0)
+        before = torch.searchsorted(live.cpu().contiguous(), ends)
+        counts = torch.diff(before, prepend=before.new_zeros(1)).tolist()
+        return self._queries(counts, self.positions[self.starts[live]] + 1)
+
+    def _queries(self, counts: list[int], sees: Tensor) -> Queries:
+        """`counts` queries of each document, one document after the other."""
+        spans, row, key = [], 0, 0
+        for count, length in zip(counts, self.lengths, strict=True):
+            if count:
+                spans.append(Span(slice(row, row + count), slice(key, key + length)))
+            row, key = row + count, key + length
+        return Queries(tuple(spans), sees)
 
 
 def pack(documents: Sequence[Document], device: torch.device | str = "cpu") -> Packed:
