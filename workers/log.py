@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+from app.settings import settings
+
 LOG_LIMIT = 64 * 2**20  # bytes a run may write
 _TAIL_LINES = 400
 _LINE_LIMIT = 16 * 2**10  # bytes; longer lines are broken
@@ -93,6 +95,13 @@ class RunLog:
         self._size += len(line)
         with suppress(OSError):  # a full disk must not block the job on its pipe
             self._file.write(line)
+
+
+def note(run_id: str, text: str) -> None:
+    """Add one line to a run's log from outside of its supervision."""
+    log = RunLog(settings().run_dir(run_id) / "log.txt")
+    log.note(text)
+    log.close()
 
 
 def lines_of(stream: IO[bytes]) -> Iterable[bytes]:

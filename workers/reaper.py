@@ -27,6 +27,7 @@ from app.store.transitions import ACTIVE
 from speculators_core.errors import Unavailable
 from workers import leases
 from workers.leftovers import end_leftovers, job_gone
+from workers.log import note
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,9 @@ class Reaper:
             logger.error("run %s: its processes can't be ended yet, trying again", run.id)
             return
         age = f"{run.heartbeat_age:.0f} s" if run.heartbeat_age is not None else "ever"
-        _lose(run, f"its worker on {run.host} died (no sign of life for {age})")
+        why = f"its worker on {run.host} died (no sign of life for {age})"
+        _lose(run, why)
+        note(run.id, f"attempt {run.attempt} was lost: {why}")
 
     def _watched_s(self, run: RunView) -> float:
         """How long this reaper has seen the same last sign of life."""

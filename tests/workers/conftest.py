@@ -15,7 +15,7 @@ from tests.workers.lab import Lab
 
 _QUICK = {
     "SPECLAB_HEARTBEAT_SECONDS": "0.3",
-    "SPECLAB_LOST_AFTER_SECONDS": "3",
+    "SPECLAB_LOST_AFTER_SECONDS": "6",
     "SPECLAB_STOP_GRACE_SECONDS": "2",
     "SPECLAB_WORKER_HOST": "here",
     "OMP_NUM_THREADS": "1",

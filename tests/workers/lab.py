@@ -23,7 +23,6 @@ from app.settings import settings
 from app.store.models import RunState
 from tests.conftest import ROOT
 
-
 _WORKER = ("-Q", "runs", "--loglevel", "INFO")
 
 
@@ -73,7 +72,7 @@ class Lab:
         if ready:
             wait_for(
                 lambda: log.read_text(errors="replace").count(" ready.") > seen,
-                30,
+                60,
                 lambda: f"a worker that is ready:\n{log.read_text()[-3000:]}",
             )
         return worker
@@ -108,10 +107,13 @@ class Lab:
 
 def submit(does: str, *, kind: str = "verifier", **options: Any) -> RunView:
     """A run whose stand-in job does `does` (see `stand_in_job`)."""
+    place = settings().home / does  # a deployment's verifier has to be there
     params: dict[str, dict[str, Any]] = {
         "verifier": {"source": does, "name": "stand-in"},
-        "deploy": {"verifier": does, "engine": "reference"},
+        "deploy": {"verifier": str(place), "engine": "reference"},
     }
+    if kind == "deploy":
+        place.mkdir(exist_ok=True)
     return runs.submit(kind, params[kind], owner=options.pop("owner", "ada"), **options)
 
 
@@ -127,7 +129,7 @@ def wait_for(condition: Callable[[], Any], seconds: float, what: str | Callable[
         time.sleep(0.05)
 
 
-def wait_for_state(run_id: str, *states: RunState, seconds: float = 30) -> RunView:
+def wait_for_state(run_id: str, *states: RunState, seconds: float = 60) -> RunView:
     def told() -> str:
         run = runs.get(run_id)
         return f"{states}: {run!r}\n{runs.log(run_id).text}\n{_tail(settings().home)}"

@@ -10,16 +10,20 @@ The first field (`source` of a verifier run, `verifier` of a deployment) is a wo
     kill              SIGKILL itself at each attempt
     family:S          start a child that sleeps, then sleep
     say               print environment and secrets
-Each start appends `start ATTEMPT PID` to SPECLAB_HOME/starts/RUN_ID, each end `end ATTEMPT PID`.
+Each start appends `start ATTEMPT PID` to SPECLAB_HOME/starts/RUN_ID, each end `end ATTEMPT PID`,
+and one that finds the run at work in another process `overlap ATTEMPT PID`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from app.services.views import RunView
@@ -32,10 +36,22 @@ from workers.reporter import Reporter
 def act(run: RunView, params: Any, reporter: Reporter) -> dict[str, Any]:
     does = params.source if hasattr(params, "source") else params.verifier
     word, _, argument = does.partition(":")
-    _record(run, "start")
-    _ACTS[word.rpartition("/")[2]](run, argument, reporter)
-    _record(run, "end")
+    with _alone(run):
+        _record(run, "start")
+        _ACTS[word.rpartition("/")[2]](run, argument, reporter)
+        _record(run, "end")
     return {"output": str(settings().home), "name": does}
+
+
+@contextmanager
+def _alone(run: RunView) -> Iterator[None]:
+    """A lock that dies with the process: a second execution at the same time is recorded."""
+    with (settings().run_dir(run.id) / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _record(run, "overlap")
+        yield
 
 
 def _sleep(run: RunView, argument: str, reporter: Reporter) -> None:

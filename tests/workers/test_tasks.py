@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from app.services import broker, claims, runs
 from app.store.models import RunState
-from tests.conftest import ROOT
 from tests.workers.lab import submit, wait_for, wait_for_state
 from workers import processes
 
@@ -26,7 +21,7 @@ def _starts(lab, run_id: str) -> list[str]:
 
 def _started(lab, run) -> int:
     """The pid of the run's job, once it is at work."""
-    wait_for(lambda: _starts(lab, run.id), 20, f"the start of run {run.id}")
+    wait_for(lambda: _starts(lab, run.id), 60, f"the start of run {run.id}")
     return int(_starts(lab, run.id)[-1].split()[-1])
 
 
@@ -62,7 +57,7 @@ def test_one_worker_concludes_runs_of_every_kind_of_end(lab):
     made = {word: submit(word) for word in does}
     _started(lab, made["deaf:60"])
     runs.cancel(made["deaf:60"].id, "ada")
-    end = {word: wait_for_state(run.id, *ended, seconds=40) for word, run in made.items()}
+    end = {word: wait_for_state(run.id, *ended, seconds=90) for word, run in made.items()}
 
     assert end["fail:no chats in it"].state is RunState.FAILED
     assert end["fail:no chats in it"].error == {
@@ -99,3 +94,40 @@ def test_one_worker_concludes_runs_of_every_kind_of_end(lab):
     deaf = end["deaf:60"]
     assert deaf.state is RunState.CANCELLED
     assert not processes.group_alive(deaf.job_pgid, deaf.job_started)
+
+
+def test_messages_doubled_lost_and_a_broker_that_restarts_lead_to_one_execution_each(lab):
+    lab.start_worker()
+    doubled = submit("sleep:0.5")
+    for _ in range(5):
+        broker.wake(doubled.id)
+    wait_for_state(doubled.id, RunState.SUCCEEDED)
+
+    broker.client().flushall()
+    lost = submit("sleep:0.2")
+    broker.client().delete(broker.QUEUE)
+    wait_for_state(lost.id, RunState.SUCCEEDED)
+
+    running = submit("sleep:3")
+    _started(lab, running)
+    lab.kill_broker()
+    unheard = submit("sleep:0.3")
+    lab.start_broker()
+    wait_for_state(running.id, RunState.SUCCEEDED)
+    wait_for_state(unheard.id, RunState.SUCCEEDED)
+
+    for run in (doubled, lost, running, unheard):
+        assert [line.split()[:2] for line in _starts(lab, run.id)] == [["start", "1"], ["end", "1"]]
+
+
+def test_slots_are_used_side_by_side_and_never_by_two(lab):
+    lab.start_worker(SPECLAB_JOB_SLOTS="2")
+    made = [submit(f"sleep:1#{i}") for i in range(4)]
+    most = 0
+    while not all(runs.get(run.id).ended for run in made):
+        held = [slot.run_id for slot in claims.list_slots() if slot.run_id]
+        assert len(held) == len(set(held))
+        most = max(most, len(held))
+        time.sleep(0.05)
+    assert most == 2
+    assert all(runs.get(run.id).attempt == 1 for run in made)

@@ -1,0 +1,117 @@
+"""kill -9 at any moment of worker, supervisor, job or broker: no run forgotten, none executed
+twice at once, no process and no lease left. The seed of a failed round is in the message.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from app import embedded_broker
+from app.services import claims, runs
+from app.settings import settings
+from app.store.models import RunState
+from tests.workers.lab import Lab, submit, wait_for
+
+ROUNDS, PROVE_ROUNDS = 15, 200
+SLOTS = "2"
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Attempts enough for the worst luck: every run must then succeed."""
+    monkeypatch.setenv("SPECLAB_MAX_ATTEMPTS", "100")
+    monkeypatch.setenv("SPECLAB_JOB_SLOTS", SLOTS)
+
+
+def test_a_sample_of_kills_forgets_no_run_and_leaves_nothing(patient, lab):
+    _chaos(lab, ROUNDS, seed=random.randrange(10**6))
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3600)
+def test_many_kills_forget_no_run_and_leave_nothing(patient, lab):
+    _chaos(lab, PROVE_ROUNDS, seed=random.randrange(10**6))
+
+
+def _chaos(lab: Lab, rounds: int, seed: int) -> None:
+    dice = random.Random(seed)
+    made: list[str] = []
+    kills: list[str] = []
+    lab.start_worker()
+    for number in range(rounds):
+        made += [
+            submit(f"{dice.choice(['sleep', 'family'])}:{dice.uniform(0.1, 1.5):.2f}#{number}").id
+            for _ in range(dice.randrange(1, 3))
+        ]
+        time.sleep(dice.uniform(0, 2.0))
+        kills.append(_kill(lab, dice))
+        _restart_what_died(lab)
+    told = f"seed {seed}, kills {kills}"
+    wait_for(
+        lambda: all(runs.get(run_id).ended for run_id in made),
+        120,
+        lambda: f"the end of {[r for i in made if not (r := runs.get(i)).ended]}; {told}",
+    )
+    _check(lab, made, told)
+
+
+def _check(lab: Lab, made: list[str], told: str) -> None:
+    for run_id in made:
+        run = runs.get(run_id)
+        lines = (lab.home / "starts" / run_id).read_text()
+        assert run.state is RunState.SUCCEEDED, f"{run}; {told}"
+        assert "overlap" not in lines, f"run {run_id} was executed twice at once: {lines}; {told}"
+    wait_for(lambda: not any(slot.run_id for slot in claims.list_slots()), 10, "free slots")
+    lab.workers[-1].terminate()
+    lab.workers[-1].wait(60)
+    wait_for(lambda: not lab.processes(), 30, lambda: f"no process: {lab.processes()}; {told}")
+
+
+def _kill(lab: Lab, dice: random.Random) -> str:
+    """Kill one thing at random; what it was."""
+    victim = dice.choice(["worker", "supervisor", "job", "job", "broker"])
+    if victim == "broker":
+        lab.kill_broker()
+    elif victim == "worker":
+        lab.workers[-1].kill()
+        lab.workers[-1].wait()
+    else:
+        pids = _jobs(lab) if victim == "job" else _supervisors(lab)
+        if not pids:
+            return f"no {victim}"
+        os.kill(dice.choice(pids), signal.SIGKILL)
+    return victim
+
+
+def _restart_what_died(lab: Lab) -> None:
+    """As the parent of `speclab up` does."""
+    if not embedded_broker.answers(settings()):
+        lab.start_broker()
+    if lab.workers[-1].poll() is not None:
+        lab.start_worker()
+
+
+def _jobs(lab: Lab) -> list[int]:
+    """Pids of running jobs."""
+    held = [runs.get(slot.run_id) for slot in claims.list_slots() if slot.run_id]
+    living = set(lab.processes())
+    return [run.job_pgid for run in held if run.job_pgid in living]
+
+
+def _supervisors(lab: Lab) -> list[int]:
+    """Pids of the pool's processes."""
+    main = lab.workers[-1].pid
+    return [pid for pid in lab.processes() if _parent(pid) == main]
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
