@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.orm import Session, aliased
 
 from app.services.recovery import lost_runs, mark_lost, requeue
@@ -39,6 +39,7 @@ __all__ = [
     "requeue",
     "set_job",
     "set_result",
+    "state",
     "unwoken",
     "wake",
     "wake_ready",
@@ -72,20 +73,29 @@ def claim(host: str) -> Claim | None:
         return _take(session, run, free[run.kind], host) if run else None
 
 
-def beat(run_id: str) -> RunState:
-    """A sign of life of the run and its slot; the state, so that a wish to cancel is heard."""
+def beat(run_id: str, attempt: int | None = None) -> RunState:
+    """A sign of life of the run and its slot; the state, so that a wish to cancel is heard.
+
+    `attempt` is the claim's: when the run was lost and is in another attempt by now, whoever
+    beats for the old one hears `lost` and keeps nothing alive.
+    """
     moment = now()
+    mine = _attempt(run_id, attempt)
     with writing() as session:
         session.execute(
             update(Run)
-            .where(Run.id == run_id, Run.state.in_(ACTIVE))
+            .where(*mine, Run.state.in_(ACTIVE))
             .values(heartbeat_at=moment, updated_at=moment)
         )
-        session.execute(update(Slot).where(Slot.run_id == run_id).values(heartbeat_at=moment))
-        state = session.scalar(select(Run.state).where(Run.id == run_id))
-    if state is None:
+        session.execute(
+            update(Slot)
+            .where(Slot.run_id == run_id, Slot.run_id.in_(select(Run.id).where(*mine)))
+            .values(heartbeat_at=moment)
+        )
+        found = session.execute(select(Run.state, Run.attempt).where(Run.id == run_id)).first()
+    if found is None:
         raise NotFound(f"there is no run {run_id!r}")
-    return state
+    return found[0] if attempt in (None, found[1]) else RunState.LOST
 
 
 def state(run_id: str) -> RunState:
@@ -97,25 +107,33 @@ def state(run_id: str) -> RunState:
     return found
 
 
-def set_job(run_id: str, pgid: int, started: float) -> bool:
-    """Record the job's process group and its leader's start time (clock ticks since boot)."""
-    return _report(run_id, job_pgid=pgid, job_started=started)
+def set_job(run_id: str, pgid: int, started: float, attempt: int | None = None) -> bool:
+    """Record the job's process group and its leader's start time (clock ticks since boot).
+
+    Like all reports: False (and logged) if the run, or this attempt, is not running any more.
+    """
+    return _report(run_id, attempt, job_pgid=pgid, job_started=started)
 
 
-def progress(run_id: str, fraction: float | None, text: str, eta_s: float | None = None) -> bool:
-    """How far the work is; False (and logged) if the run is not running any more."""
+def progress(
+    run_id: str,
+    fraction: float | None,
+    text: str,
+    eta_s: float | None = None,
+    attempt: int | None = None,
+) -> bool:
+    """How far the work is, 0 to 1; numbers that are not finite are unknown."""
     if fraction is not None:
         fraction = min(1.0, max(0.0, fraction)) if math.isfinite(fraction) else None
     if eta_s is not None and not math.isfinite(eta_s):
         eta_s = None
-    return _report(
-        run_id, progress=fraction, progress_text=text.replace("\x00", "\ufffd"), eta_s=eta_s
-    )
+    line = text.replace("\x00", "\ufffd")
+    return _report(run_id, attempt, progress=fraction, progress_text=line, eta_s=eta_s)
 
 
-def set_result(run_id: str, result: Mapping[str, Any]) -> bool:
+def set_result(run_id: str, result: Mapping[str, Any], attempt: int | None = None) -> bool:
     """The run's result (architecture.md names the keys of each kind)."""
-    return _report(run_id, result=dict(result))
+    return _report(run_id, attempt, result=dict(result))
 
 
 def add_metrics(run_id: str, steps: Mapping[int, Mapping[str, float]]) -> None:
@@ -133,23 +151,34 @@ def add_metrics(run_id: str, steps: Mapping[int, Mapping[str, float]]) -> None:
         session.add_all(rows)
 
 
-def finish(run_id: str, state: RunState | str, error: Mapping[str, Any] | None = None) -> bool:
+def finish(
+    run_id: str,
+    state: RunState | str,
+    error: Mapping[str, Any] | None = None,
+    attempt: int | None = None,
+) -> bool:
     """End a running run and free its slot; then ring for what can start now.
 
-    False (and logged) if it was not running or cancelling any more: somebody ended it before.
+    False (and logged) if the run, or this attempt, is not running any more.
     """
     with writing() as session:
-        ended = end(session, run_id, RunState(state), dict(error) if error else None)
+        ended = end(
+            session, run_id, RunState(state), dict(error) if error else None, attempt=attempt
+        )
     if ended:
         wake_ready()
     return ended
 
 
-def _report(run_id: str, **values: Any) -> bool:
+def _attempt(run_id: str, attempt: int | None) -> list[ColumnElement[bool]]:
+    return [Run.id == run_id, *([Run.attempt == attempt] if attempt is not None else [])]
+
+
+def _report(run_id: str, attempt: int | None, **values: Any) -> bool:
     with writing() as session:
         changed = session.execute(
             update(Run)
-            .where(Run.id == run_id, Run.state.in_(ACTIVE))
+            .where(*_attempt(run_id, attempt), Run.state.in_(ACTIVE))
             .values(updated_at=now(), **values)
         )
     if changed.rowcount != 1:  # type: ignore[attr-defined]

@@ -31,24 +31,34 @@ RESUMABLE = frozenset(JobKind) - {JobKind.DEPLOY}
 
 
 def move(
-    session: Session, run_id: str, expected: Collection[RunState], to: RunState, **values: Any
+    session: Session,
+    run_id: str,
+    expected: Collection[RunState],
+    to: RunState,
+    *,
+    of_attempt: int | None = None,
+    **values: Any,
 ) -> bool:
-    """Set the state (and `values`) if the run is in one of `expected`; False if it is not."""
+    """Set the state (and `values`) if the run is in one of `expected`; False if it is not.
+
+    `of_attempt`: nor if it is in another attempt by now (it was lost, and queued again).
+    """
+    same = [Run.attempt == of_attempt] if of_attempt is not None else []
     changed = session.execute(
         update(Run)
-        .where(Run.id == run_id, Run.state.in_(expected))
+        .where(Run.id == run_id, Run.state.in_(expected), *same)
         .values(state=to, updated_at=now(), **values)
         .execution_options(synchronize_session=False)
     )
     if changed.rowcount == 1:  # type: ignore[attr-defined]
         return True
-    found = session.scalar(select(Run.state).where(Run.id == run_id))
+    found = session.execute(select(Run.state, Run.attempt).where(Run.id == run_id)).first()
     logger.warning(
         "late write refused: run %s should become %s from %s, but it is %s",
         run_id,
         to.value,
         "|".join(sorted(expected)),
-        found.value if found else "not in the store",
+        f"{found[0].value} in attempt {found[1]}" if found else "not in the store",
     )
     return False
 
@@ -59,12 +69,22 @@ def end(
     state: RunState,
     error: dict[str, Any] | None = None,
     expected: Collection[RunState] = ACTIVE,
+    attempt: int | None = None,
 ) -> bool:
     """End a run: its slot is free, its deployment is out of reach, its dependents hear of it."""
     whole = {"progress": 1.0} if state is RunState.SUCCEEDED else {}
-    if not move(
-        session, run_id, expected, state, error=error, finished_at=now(), eta_s=None, **whole
-    ):
+    ended = move(
+        session,
+        run_id,
+        expected,
+        state,
+        of_attempt=attempt,
+        error=error,
+        finished_at=now(),
+        eta_s=None,
+        **whole,
+    )
+    if not ended:
         return False
     session.execute(
         update(Slot)

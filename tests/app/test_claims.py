@@ -277,6 +277,25 @@ def test_late_reports_of_an_ended_run_change_nothing_and_are_logged(here, caplog
     assert caplog.text.count(run_id) == 3
 
 
+def test_an_attempt_that_was_lost_can_not_speak_for_the_next_one(here):
+    run_id = train()
+    first = claims.claim("here")
+    claims.mark_lost(run_id, "it was silent")
+    claims.requeue(run_id)
+    second = claims.claim("here")
+    assert (first.attempt, second.attempt) == (1, 2)
+    silent_for(run_id, 60)
+    before = runs.get(run_id)
+    assert claims.beat(run_id, first.attempt) is RunState.LOST
+    assert not claims.progress(run_id, 0.9, "old news", attempt=first.attempt)
+    assert not claims.set_result(run_id, {"output": "/old"}, attempt=first.attempt)
+    assert not claims.set_job(run_id, 1, 1.0, attempt=first.attempt)
+    assert not claims.finish(run_id, "failed", attempt=first.attempt)
+    assert runs.get(run_id) == before
+    assert claims.beat(run_id, second.attempt) is RunState.RUNNING
+    assert claims.finish(run_id, "succeeded", attempt=second.attempt)
+
+
 def test_progress_that_is_not_finite_is_unknown(here):
     run_id = prepare()
     claim()
