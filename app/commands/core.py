@@ -1,4 +1,4 @@
-"""Foreground commands of the core: `convert`, `prepare`, `self-write`, `train`, `evaluate`.
+"""Foreground commands of the core: `convert`, `prepare`, `self-write`, `evaluate`.
 
 They work on files: no row, no lease. Where there is a local store, registered names and
 `run:<id>` stand for their paths.
@@ -14,7 +14,7 @@ import typer
 
 from app.commands.core_process import ProgressBar, run_core
 from app.commands.flags import parse, with_flags
-from app.commands.output import Json, Misuse, emit
+from app.commands.output import Json, emit
 from app.settings import settings
 from speculators_core.errors import Conflict
 from speculators_core.params import (
@@ -23,7 +23,6 @@ from speculators_core.params import (
     Params,
     PrepareParams,
     SelfWriteParams,
-    TrainParams,
 )
 
 Flags = dict[str, Any]
@@ -39,7 +38,6 @@ def register(app: typer.Typer) -> None:
     app.command("convert")(with_flags(_convert, ConvertParams, positional="checkpoint"))
     app.command("prepare")(with_flags(_prepare, PrepareParams, positional="data"))
     app.command("self-write")(with_flags(_self_write, SelfWriteParams))
-    app.command("train")(with_flags(_train, TrainParams))
     app.command("evaluate")(with_flags(_evaluate, EvaluateParams, positional="speculator"))
 
 
@@ -58,50 +56,9 @@ def _self_write(flags: Flags, output: Output, as_json: Json = False) -> None:
     emit(_produce("self_write", parse(SelfWriteParams, flags), output), as_json)
 
 
-def _train(
-    flags: Flags,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="YAML or JSON of parameters; flags override it."),
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Directory of an interrupted training to go on with."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="PATH", help="Where the speculator goes; must not exist."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Train an EAGLE-3 speculator."""
-    if resume is not None:
-        emit(_resume(resume, flags, config, output), as_json)
-        return
-    if output is None:
-        raise Misuse("--output is missing", where="--output", hint="name a new directory")
-    values = {**(read_config(config) if config else {}), **flags}
-    emit(_produce("train", parse(TrainParams, values), output), as_json)
-
-
 def _evaluate(flags: Flags, as_json: Json = False) -> None:
     """Measure acceptance length, acceptance by position, and speed."""
-    emit(_run("evaluate", parse(EvaluateParams, flags), {}), as_json)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Parameters from a YAML file (JSON is YAML too)."""
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise Misuse("there is no such file", where=f"--config {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Misuse(f"not YAML or JSON: {error}", where=f"--config {path}") from error
-    if not isinstance(values, dict):
-        raise Misuse("not a mapping of parameter names to values", where=f"--config {path}")
-    return values
+    emit(run("evaluate", {"params": resolved(parse(EvaluateParams, flags))}), as_json)
 
 
 def resolved(params: Params) -> dict[str, Any]:
@@ -126,15 +83,22 @@ def path_of(reference: str, field: str) -> str:
     return str(place.absolute()) if place.exists() else reference
 
 
-def _produce(kind: str, params: Params, output: Path) -> dict[str, Any]:
+def new_place(output: Path) -> Path:
+    """The absolute path of an output that is not there yet."""
     target = output.expanduser().absolute()
     if target.exists():
         raise Conflict(
             "the output exists already", where=str(target), hint="name a new place, or move it away"
         )
-    return _run(kind, params, {"output": str(target)})
+    return target
 
 
-def _run(kind: str, params: Params, request: Mapping[str, Any]) -> dict[str, Any]:
+def run(kind: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a core process, its progress drawn on stderr."""
     with ProgressBar(kind.replace("_", "-")) as bar:
-        return run_core(kind, {"params": resolved(params), **request}, bar)
+        return run_core(kind, dict(request), bar)
+
+
+def _produce(kind: str, params: Params, output: Path) -> dict[str, Any]:
+    target = new_place(output)
+    return run(kind, {"params": resolved(params), "output": str(target)})

@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from app import cli
-from app.commands import core, generate
+from app.commands import core, generate, train
 from app.commands.core_process import run_core
 from app.commands.flags import flag_of, parse, with_flags
 from app.commands.output import Misuse
@@ -184,9 +184,67 @@ def test_a_configuration_file_that_is_wrong_is_wrong_usage(tmp_path: Path, text:
     config = tmp_path / "c.yaml"
     config.write_text(text)
     with pytest.raises(Misuse):
-        parse(TrainParams, {"data": "d", "verifier": "v", **core.read_config(config)})
+        parse(TrainParams, {"data": "d", "verifier": "v", **train.read_config(config)})
     with pytest.raises(Misuse, match="no such file"):
-        core.read_config(tmp_path / "absent.yaml")
+        train.read_config(tmp_path / "absent.yaml")
+
+
+def test_an_interrupted_training_goes_on_with_its_own_parameters(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "draft"
+    asked: list[dict[str, Any]] = []
+
+    def interrupted_once(kind: str, request: dict[str, Any], listener: object) -> dict[str, Any]:
+        asked.append(request)
+        if len(asked) == 1:
+            (tmp_path / "draft.checkpoints").mkdir()
+            raise Stopped("saved")
+        output.mkdir()
+        return {"output": request["output"]}
+
+    monkeypatch.setattr(core, "run_core", interrupted_once)
+    flags = ["--data", "d", "--verifier", "v", "--lr", "0.5", "--output", str(output)]
+    assert in_process(capsys, "train", *flags)[0] == 1
+    checkpoints = str(tmp_path / "draft.checkpoints")
+    assert in_process(capsys, "train", "--resume", checkpoints, "--lr", "1")[0] == 2
+    assert in_process(capsys, "train", "--resume", checkpoints)[0] == 0
+    assert asked[1] == {**asked[0], "resume": checkpoints}
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
+
+
+def test_the_training_of_a_run_goes_on_from_its_directory(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "runs" / "abc"
+    (run / "artifacts").mkdir(parents=True)
+    params = TrainParams(data="d", verifier="v")
+    (run / "params.json").write_text(params.model_dump_json())
+    asked: list[dict[str, Any]] = []
+
+    def remember(kind: str, request: dict[str, Any], listener: object) -> dict[str, Any]:
+        asked.append(request)
+        return {"output": request["output"]}
+
+    monkeypatch.setattr(core, "run_core", remember)
+    assert in_process(capsys, "train", "--resume", str(run))[0] == 2
+    new = str(tmp_path / "new")
+    assert in_process(capsys, "train", "--resume", str(run), "--output", new)[0] == 0
+    assert asked[0]["resume"] == str(run / "artifacts")
+    assert TrainParams.model_validate(asked[0]["params"]) == params
+
+
+def test_a_training_that_never_began_leaves_nothing(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(kind: str, request: dict[str, Any], listener: object) -> dict[str, Any]:
+        raise NotFound("no such data")
+
+    monkeypatch.setattr(core, "run_core", refuse)
+    flags = ["--data", "d", "--verifier", "v", "--output", str(tmp_path / "draft")]
+    assert in_process(capsys, "train", *flags)[0] == 1
+    assert in_process(capsys, "train", "--resume", str(tmp_path / "absent"))[0] == 1
+    assert [p for p in tmp_path.iterdir() if p != home] == []
 
 
 def test_registered_names_stand_for_paths_where_there_is_a_store(

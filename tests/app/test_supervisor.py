@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -42,6 +43,16 @@ with Supervisor() as supervisor:
         (folder / "error").write_text(str(error))
 """
 _SLEEP = "import time; time.sleep(600)"
+_TINY_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 2,
+    "vocab_size": 256,
+    "intermediate_size": 128,
+    "max_position_embeddings": 256,
+}
 
 
 def test_a_child_that_is_killed_is_started_again(tmp_path: Path) -> None:
@@ -65,7 +76,9 @@ def test_the_last_child_added_is_stopped_first(tmp_path: Path) -> None:
     def note(name: str) -> str:
         return (
             "import signal, sys, time\n"
-            f"def end(*_): print({name!r}, file=open({str(tmp_path / 'order')!r}, 'a')); sys.exit()\n"
+            "def end(*_):\n"
+            f"    print({name!r}, file=open({str(tmp_path / 'order')!r}, 'a'))\n"
+            "    sys.exit()\n"
             "signal.signal(signal.SIGTERM, end)\n"
             f"open({str(tmp_path / name)!r} + '.up', 'w').close()\n"
             "time.sleep(600)"
@@ -296,9 +309,10 @@ def test_whatever_is_killed_comes_back(lab: Lab, part: str) -> None:
     _eventually(lambda: json.loads(lab.speclab("status", "--json").stdout)["working"], 60)
 
 
-def test_a_run_submitted_from_a_terminal_is_done(lab: Lab, tiny_verifier_directory: Path) -> None:
+def test_a_run_submitted_from_a_terminal_is_done(lab: Lab, short: Path) -> None:
+    (short / "config.json").write_text(json.dumps(_TINY_LLAMA))
     submitted = lab.speclab(
-        "submit", "verifier", "--source", str(tiny_verifier_directory), "--name", "tiny", "--json"
+        "submit", "verifier", "--source", str(short), "--name", "tiny", "--json"
     )
     run_id = json.loads(submitted.stdout)["id"]
     followed = lab.speclab("logs", "-f", run_id)
@@ -330,8 +344,6 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def _short_directory() -> Iterator[Path]:
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="sl-", dir="/tmp") as name:
         yield Path(name)
 

@@ -1,0 +1,124 @@
+"""`speclab train`: from flags or a file, or an interrupted training taken up again.
+
+While a training runs, `.OUTPUT.training.json` beside its output remembers what was asked for, so
+that `--resume OUTPUT.checkpoints` needs no other flag. The directory of a run does as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from app.commands.core import Flags, new_place, resolved, run
+from app.commands.flags import parse, with_flags
+from app.commands.output import Json, Misuse, emit
+from speculators_core.errors import DataError, NotFound
+from speculators_core.params import TrainParams
+
+_CHECKPOINTS = ".checkpoints"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command("train")(with_flags(_train, TrainParams))
+
+
+def _train(
+    flags: Flags,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML or JSON of parameters; flags override it."),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="OUTPUT.checkpoints of an interrupted training, or a run."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Where the speculator goes; must not exist."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train an EAGLE-3 speculator. Ctrl-C saves a checkpoint; --resume goes on from it."""
+    if resume is None:
+        values = {**(read_config(config) if config else {}), **flags}
+        request: dict[str, Any] = {"params": resolved(parse(TrainParams, values))}
+    elif flags or config:
+        raise Misuse(
+            "a training is resumed with the parameters that it began with",
+            where="--resume",
+            hint="leave the other flags out",
+        )
+    else:
+        request = _interrupted(resume.expanduser().absolute())
+    target = output or request.get("output")
+    if target is None:
+        raise Misuse("--output is missing", where="--output", hint="name a new directory")
+    request["output"] = str(new_place(Path(target)))
+    with _remembered(request):
+        emit(run("train", request), as_json)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Parameters from a YAML file (JSON is YAML too)."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise Misuse("there is no such file", where=f"--config {path}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise Misuse(f"not YAML or JSON: {error}", where=f"--config {path}") from error
+    if not isinstance(values, dict):
+        raise Misuse("not a mapping of parameter names to values", where=f"--config {path}")
+    return values
+
+
+def _interrupted(directory: Path) -> dict[str, Any]:
+    """What an interrupted training was asked for, and where its checkpoints are."""
+    noted = _note(directory.with_name(directory.name.removesuffix(_CHECKPOINTS)))
+    of_run = directory / "params.json"
+    if directory.is_dir() and noted.exists():
+        return {**_read(noted), "resume": str(directory)}
+    if of_run.exists():
+        return {"params": _read(of_run), "resume": str(directory / "artifacts")}
+    raise NotFound(
+        "no interrupted training is there",
+        where=str(directory),
+        hint="give OUTPUT.checkpoints, which an interrupted `speclab train` left, or a directory "
+        "of SPECLAB_HOME/runs",
+    )
+
+
+@contextmanager
+def _remembered(request: dict[str, Any]) -> Iterator[None]:
+    """Keep the request for as long as there is something to resume."""
+    output = Path(request["output"])
+    note = _note(output)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    kept = {name: request[name] for name in ("params", "output")}
+    note.write_text(json.dumps(kept))
+    try:
+        yield
+    finally:
+        if output.exists() or not output.with_name(f"{output.name}{_CHECKPOINTS}").exists():
+            note.unlink(missing_ok=True)
+
+
+def _note(output: Path) -> Path:
+    return output.with_name(f".{output.name}.training.json")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise DataError(f"not JSON: {error}", where=str(file)) from error
+    return dict(found)
