@@ -191,6 +191,7 @@ def build_research(
     prefix: str = "midlayer.",
     seed: int = 1,
     safetensors: bool = False,
+    embedding: bool = False,
     drop: tuple[str, ...] = (),
     config_changes: dict[str, Any] | None = None,
     hidden: int = HIDDEN,
@@ -198,7 +199,8 @@ def build_research(
 ) -> Path:
     """A random draft as the EAGLE authors release theirs (FORMATS 4.2).
 
-    `drop` leaves tensors out; a None in `config_changes` removes that config field.
+    `embedding` adds a table of its own, `drop` leaves tensors out; a None in `config_changes`
+    removes that config field.
     """
     import torch
     from safetensors.torch import save_file
@@ -231,6 +233,10 @@ def build_research(
     tensors = _research_tensors(
         prefix, wide["hidden_size"], hidden, wide["vocab_size"], draft_vocab, seed
     )
+    if embedding:
+        generator = torch.Generator().manual_seed(seed)
+        table = torch.randn(wide["vocab_size"], hidden, generator=generator)
+        tensors["embed_tokens.weight"] = (0.2 * table).half()
     tensors = {name: t for name, t in tensors.items() if name not in drop}
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2))

@@ -23,7 +23,7 @@ from speculators_core.checkpoint import (
     write_safetensors,
 )
 from speculators_core.conversion.inspect import recognise
-from speculators_core.conversion.pickled import load_pickled
+from speculators_core.conversion.pickled import list_tensors, load_pickled
 from speculators_core.conversion.plan import Choice, Doubt, Inspection, Layout, Plan, TensorRow
 from speculators_core.conversion.report import ConvertResult, Validation, deployable, write_report
 from speculators_core.conversion.source import Source, open_source
@@ -51,7 +51,7 @@ def convert(
     """
     output, progress = Path(output), progress or Quiet()
     with complete_or_absent(output) as partial:
-        source = open_source(params.checkpoint)
+        source = open_source(params.checkpoint, list_tensors)
         layout = recognise(source)
         facts = read_verifier(params.verifier)
         plan = layout.plan(source, facts, params)

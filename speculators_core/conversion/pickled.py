@@ -12,6 +12,7 @@ import pickle
 import resource
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,8 +44,9 @@ def load_pickled(file: Path, *, device: str = "cpu") -> dict[str, Tensor]:
             hint="ask its author for a safetensors file",
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise CheckpointError(
-            f"{file.name} is damaged or incomplete: {str(error).splitlines()[0][:200]}",
+            f"{file.name} is damaged or incomplete: {why}",
             where=str(file),
             hint="copy or download it again",
         ) from error
@@ -64,21 +66,23 @@ def load_pickled(file: Path, *, device: str = "cpu") -> dict[str, Tensor]:
     return loaded
 
 
-def _list_tensors(file: Path) -> dict[str, object]:
+def list_tensors(file: Path) -> list[tuple[str, str, Sequence[int]]]:
+    """Name, dtype and shape of each tensor, their values left where they are."""
+    tensors = load_pickled(file, device="meta")
+    return [
+        (name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()
+    ]
+
+
+def _reply(file: Path) -> dict[str, object]:
     try:
-        tensors = load_pickled(file, device="meta")
+        return {"tensors": list_tensors(file)}
     except CheckpointError as error:
         return {"error": error.message, "hint": error.hint}
-    return {
-        "tensors": [
-            [name, str(t.dtype).removeprefix("torch."), list(t.shape)]
-            for name, t in tensors.items()
-        ]
-    }
 
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])
     limit = _OVERHEAD_BYTES + 2 * path.stat().st_size
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    json.dump(_list_tensors(path), sys.stdout)
+    json.dump(_reply(path), sys.stdout)

@@ -110,7 +110,15 @@ def _put_sizes(
     def size(name: str, tensor: str, divide: int = 1) -> int:
         rows = tensor_of(named, tensor, source).shape[0]
         if config.get(name) is not None:
-            return int(fields.put(name, _positive(config, name, source), "checkpoint"))
+            stated = _positive(config, name, source)
+            if stated * divide != rows:
+                raise CheckpointError(
+                    f"{name} is {stated}, so {tensor} should have {stated * divide} rows; "
+                    f"it has {rows}",
+                    where=f"{source.directory / 'config.json'}: {name}",
+                    hint="config.json and tensors disagree: do they belong together?",
+                )
+            return int(fields.put(name, stated, "checkpoint"))
         if rows % divide:
             raise CheckpointError(
                 f"{tensor} has {rows} rows, no multiple of {divide}",

@@ -12,7 +12,7 @@ import re
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,10 @@ _NAMES = {
 _HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors library itself
 _PICKLE_SECONDS = 120
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+Listed = tuple[str, str, Sequence[int]]
+"""Name, dtype and shape of one tensor."""
+ListPickle = Callable[[Path], list[Listed]]
 
 
 @dataclass(frozen=True)
@@ -97,10 +101,12 @@ def _download(hub_id: str) -> Path:
         ) from error
 
 
-def open_source(checkpoint: str | Path) -> Source:
+def open_source(checkpoint: str | Path, list_pickle: ListPickle | None = None) -> Source:
     """Read config and tensor headers. Raises `CheckpointError` where the directory is no
-    checkpoint or a file is damaged.
+    checkpoint or a file is damaged. Who has torch at hand passes `pickled.list_tensors`, which
+    saves starting a process for a pickle.
     """
+    list_pickle = list_pickle or _list_in_child
     directory = locate(checkpoint)
     config = read_json(directory / "config.json")
     for index, single, pickled in (
@@ -111,8 +117,8 @@ def open_source(checkpoint: str | Path) -> Source:
         if files:
             infos: dict[str, TensorInfo] = {}
             for file in files:
-                for info in _pickle_headers(file) if pickled else read_headers(file):
-                    infos[info.name] = info
+                listed = _pickle_headers(file, list_pickle) if pickled else read_headers(file)
+                infos |= {info.name: info for info in listed}
             return Source(directory, config, infos, pickled)
     found = ", ".join(sorted(p.name for p in directory.iterdir())[:8])
     raise CheckpointError(
@@ -182,7 +188,12 @@ def _damaged(file: Path, why: str) -> CheckpointError:
     )
 
 
-def _pickle_headers(file: Path) -> Iterator[TensorInfo]:
+def _pickle_headers(file: Path, list_pickle: ListPickle) -> Iterator[TensorInfo]:
+    for name, dtype, shape in list_pickle(file):
+        yield TensorInfo(name, dtype, tuple(shape), file)
+
+
+def _list_in_child(file: Path) -> list[Listed]:
     command = [sys.executable, "-P", "-m", "speculators_core.conversion.pickled", str(file)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PICKLE_SECONDS)
@@ -193,5 +204,5 @@ def _pickle_headers(file: Path) -> Iterator[TensorInfo]:
         raise _damaged(file, f"reading its contents failed (exit {done.returncode})") from error
     if "error" in reply:
         raise CheckpointError(reply["error"], where=str(file), hint=reply["hint"])
-    for name, dtype, shape in reply["tensors"]:
-        yield TensorInfo(name, dtype, tuple(shape), file)
+    tensors: list[Listed] = reply["tensors"]
+    return tensors

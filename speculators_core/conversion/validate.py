@@ -26,7 +26,7 @@ PROMPTS = (
     "Write a Python function that returns the larger of two numbers.",
     "Name three things to pack for a day at the beach, and why.",
 )
-_ANSWER_TOKENS = 48
+_ANSWER_TOKENS = 32
 
 
 @dataclass(frozen=True)
