@@ -1,0 +1,39 @@
+"""Messages to prompt tokens, as a server would make them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jinja2 import TemplateError
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from speculators_core.errors import InputError
+
+
+def chat_ids(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], where: str | None = None
+) -> list[int]:
+    """The chat template applied, with the opening of the answer; no second BOS is added.
+
+    Raises `InputError` where the tokenizer has no template, or the template refuses the messages.
+    """
+    if not tokenizer.chat_template:
+        raise InputError(
+            "the verifier has no chat template",
+            where=where,
+            hint="give it plain prompts (/v1/completions), or add chat_template.jinja",
+        )
+    try:
+        text = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the verifier's chat template refuses these messages: {error}", where=where
+        ) from error
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Plain text, with what the tokenizer itself puts around it."""
+    return list(tokenizer(text)["input_ids"])
