@@ -35,7 +35,7 @@ def test_chats_come_in_file_order_with_the_line_they_are_from(tmp_path: Path) ->
 
 def test_a_prompt_with_an_answer_is_a_chat(tmp_path: Path) -> None:
     read = read_chats([written(tmp_path, {"prompt": "2+2?", "answer": "4", "category": "maths"})])
-    assert read.chats[0].as_dicts() == GOOD["messages"][:0] + [
+    assert read.chats[0].as_dicts() == [
         {"role": "user", "content": "2+2?"},
         {"role": "assistant", "content": "4"},
     ]

@@ -1,0 +1,158 @@
+"""A run that was stopped ends bit for bit like one that was not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from speculators_core.errors import CheckpointError, Conflict, Stopped
+from speculators_core.params import TrainParams
+from speculators_core.training.train import TrainResult, train
+from tests import tiny
+from tests.core.listening import Listener
+from tests.core.small_data import prepare_chats
+
+Train = Callable[..., TrainResult]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, tiny_verifier: Path) -> Path:
+    return prepare_chats(tmp_path_factory.mktemp("data"), tiny_verifier)
+
+
+@pytest.fixture
+def run(data: Path, tiny_verifier: Path, tmp_path: Path) -> Train:
+    def start(
+        listener: Listener | None = None, output: str = "out", resume: Path | None = None, **changes
+    ) -> TrainResult:
+        values = {
+            "data": str(data),
+            "verifier": str(tiny_verifier),
+            "aux_layers": tiny.AUX_LAYERS,
+            "epochs": 2,
+            "tokens_per_batch": 512,
+            "validate_every": 6,
+            "save_every": 4,
+        }
+        params = TrainParams.model_validate({**values, **changes})
+        return train(params, tmp_path / output, listener, resume)
+
+    return start
+
+
+def stop_after(checks: int) -> Listener:
+    """Asks to stop at the n-th question of the training loop (one a batch, some before)."""
+    return Listener(lambda me: me.asked > checks)
+
+
+def weights(place: Path) -> dict[str, torch.Tensor]:
+    return load_file(place / "model.safetensors")
+
+
+def test_a_resumed_run_ends_bit_identical(run: Train, tmp_path: Path) -> None:
+    whole = Listener()
+    uninterrupted = run(whole, output="whole")
+    heard = Listener()
+    for checks in (3, 9):  # stopped twice, in both epochs
+        resume = tmp_path / "out.checkpoints" if checks > 3 else None
+        stopper = stop_after(checks)
+        with pytest.raises(Stopped, match="it can resume"):
+            run(stopper, resume=resume)
+        heard.steps.update(stopper.steps)
+    last = Listener()
+    resumed = run(last, resume=tmp_path / "out.checkpoints")
+    assert resumed.steps == uninterrupted.steps
+    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "out")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    ours = {k: v for k, v in resumed.best.items() if k != "tokens_per_second"}
+    assert ours == {k: v for k, v in uninterrupted.best.items() if k != "tokens_per_second"}
+    final = max(whole.steps)
+    assert last.steps[final]["val_loss"] == whole.steps[final]["val_loss"]
+    assert any("resumed at step" in note for note in last.notes)
+
+
+def test_a_run_killed_between_checkpoints_redoes_the_steps_since(
+    run: Train, tmp_path: Path
+) -> None:
+    class Killed(Exception):
+        pass
+
+    class Killer(Listener):
+        def update(self, fraction: float | None, text: str, eta_s: float | None = None) -> None:
+            if text.startswith("step 7 "):
+                raise Killed
+
+    run(output="whole")
+    with pytest.raises(Killed):
+        run(Killer())
+    assert (tmp_path / "out.checkpoints" / "step-0000006").is_dir()
+    run(resume=tmp_path)  # the directory it lies in is enough
+    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "out")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_there_is_always_a_checkpoint_and_old_ones_go(run: Train, tmp_path: Path) -> None:
+    place = tmp_path / "out.checkpoints"
+    seen: list[set[str]] = []
+
+    class Watcher(Listener):
+        def update(self, fraction: float | None, text: str, eta_s: float | None = None) -> None:
+            if place.exists():
+                seen.append({p.name for p in place.iterdir()})
+
+    run(Watcher())
+    after_first = [names for names in seen if any(n.startswith("step-") for n in names)]
+    assert after_first and seen.index(after_first[0]) <= 4
+    for names in seen[seen.index(after_first[0]) :]:
+        assert sum(n.startswith("step-") for n in names) == 1
+        assert sum(n.startswith("best-") for n in names) <= 1
+        assert not any(n.endswith(".partial") for n in names)
+
+
+def test_a_decided_schedule_is_kept_by_the_resumed_run(run: Train, tmp_path: Path) -> None:
+    listener = Listener(lambda me: len(me.steps) >= 6)
+    with pytest.raises(Stopped):
+        run(listener, epochs=3000, max_minutes=0.08)
+    note = next(n for n in listener.notes if "shortened" in n)
+    last = Listener()
+    result = run(last, epochs=3000, max_minutes=0.08, resume=tmp_path / "out.checkpoints")
+    assert result.steps <= int(note.split("shortened to ")[1].split()[0])
+
+
+def test_another_runs_checkpoint_is_refused(run: Train, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        run(stop_after(5))
+    with pytest.raises(CheckpointError, match="other parameters"):
+        run(output="new", resume=tmp_path / "out.checkpoints", lr=5e-4)
+
+
+def test_a_damaged_checkpoint_is_named(run: Train, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        run(stop_after(5))
+    (place,) = (tmp_path / "out.checkpoints").glob("step-*")
+    (place / "weights.safetensors").write_bytes(b"half")
+    with pytest.raises(CheckpointError, match="can't be read"):
+        run(resume=tmp_path / "out.checkpoints")
+
+
+def test_checkpoints_are_not_overwritten_by_a_fresh_start(run: Train, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        run(stop_after(5))
+    with pytest.raises(Conflict, match="earlier attempt"):
+        run()
+    assert list((tmp_path / "out.checkpoints").glob("step-*"))
+
+
+def test_resuming_where_nothing_was_saved_starts_from_the_beginning(
+    run: Train, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    run(output="whole")
+    run(resume=empty)
+    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "out")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

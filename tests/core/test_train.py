@@ -1,0 +1,220 @@
+"""Training: learns, freezes what it says, reports honestly, ends in time, fails clearly."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from speculators_core.checkpoint import load_speculator
+from speculators_core.data.prepare import load_prepared
+from speculators_core.errors import CheckpointError, Conflict, DataError, PairingError, SpeclabError
+from speculators_core.params import TrainParams
+from speculators_core.training import train as train_module
+from speculators_core.training.loop import Loop
+from speculators_core.training.packing import batches, epoch_order
+from speculators_core.training.schedule import Schedule
+from speculators_core.training.train import TrainResult, train
+from tests import tiny
+from tests.core.listening import Listener
+from tests.core.small_data import prepare_chats
+
+Train = Callable[..., TrainResult]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, tiny_verifier: Path) -> Path:
+    return prepare_chats(tmp_path_factory.mktemp("data"), tiny_verifier)
+
+
+@pytest.fixture
+def run(data: Path, tiny_verifier: Path, tmp_path: Path) -> Train:
+    def start(
+        listener: Listener | None = None, output: str = "out", resume: Path | None = None, **changes
+    ) -> TrainResult:
+        values = {
+            "data": str(data),
+            "verifier": str(tiny_verifier),
+            "aux_layers": tiny.AUX_LAYERS,
+            "epochs": 3,
+            "tokens_per_batch": 512,
+            "validate_every": 10,
+            "save_every": 10,
+        }
+        params = TrainParams.model_validate({**values, **changes})
+        return train(params, tmp_path / output, listener, resume)
+
+    return start
+
+
+def test_a_speculator_is_written_that_can_be_loaded(
+    run: Train, tmp_path: Path, data: Path, tiny_verifier: Path
+) -> None:
+    listener = Listener()
+    result = run(listener)
+    draft = load_speculator(tmp_path / "out")
+    assert draft.config.eagle_aux_hidden_state_layer_ids == list(tiny.AUX_LAYERS)
+    assert draft.config.speculative_tokens == 3
+    assert draft.config.speculators_config.verifier.name_or_path == str(tiny_verifier)
+    assert torch.equal(draft.t2d, load_prepared(data).kept)
+    assert result.steps > 0 and result.best["acceptance_length"] >= 1
+    assert not list(tmp_path.glob("*.checkpoints"))
+    assert listener.fractions[-1] == 1.0
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_the_loss_is_finite_and_falls(run: Train, layers: int) -> None:
+    listener = Listener()
+    run(listener, num_layers=layers, lr=3e-3)
+    losses = [v["loss"] for v in listener.steps.values() if "loss" in v]
+    assert all(torch.isfinite(torch.tensor(losses)))
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_metrics_have_the_agreed_names(run: Train) -> None:
+    listener = Listener()
+    run(listener)
+    shared = {"loss", "acceptance_length", "coverage"}
+    shared |= {f"{name}_{k}" for name in ("loss", "acceptance") for k in range(3)}
+    trained = listener.steps[5]
+    assert shared | {"grad_norm", "lr", "tokens_per_second"} <= trained.keys()
+    assert {f"val_{name}" for name in shared} <= listener.steps[10].keys()
+    total = sum(trained[f"acceptance_{k}"] for k in range(3))
+    assert trained["acceptance_length"] == pytest.approx(1 + total)
+
+
+def test_frozen_tensors_are_bit_equal_and_the_log_lists_them(
+    run: Train, tmp_path: Path, tiny_verifier: Path
+) -> None:
+    listener = Listener()
+    run(listener)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(written["embed_tokens.weight"], tiny.embedding_of(tiny_verifier))
+    assert any(note == "frozen: embed_tokens.weight" for note in listener.notes)
+    trainable = next(note for note in listener.notes if note.startswith("trainable"))
+    assert "lm_head.weight" in trainable and "fc.weight" in trainable
+    assert any("float32" in note and "device cpu" in note for note in listener.notes)
+
+
+def test_training_is_the_same_with_and_without_validation(run: Train, tmp_path: Path) -> None:
+    curves = []
+    for every in (3, 1000):
+        listener = Listener()
+        run(listener, output=f"v{every}", validate_every=every)
+        curves.append([v["loss"] for v in listener.steps.values() if "loss" in v])
+    assert curves[0] == curves[1]
+
+
+def test_states_computed_on_the_way_train_the_same(run: Train, tmp_path: Path) -> None:
+    run(output="cached")
+    run(output="online", hidden_states="online")
+    cached, online = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("cached", "online")
+    )
+    for name, tensor in cached.items():
+        torch.testing.assert_close(tensor, online[name], atol=2e-3, rtol=1e-2, msg=name)
+
+
+def test_a_time_limit_shortens_the_schedule(run: Train) -> None:
+    listener = Listener()
+    result = run(listener, epochs=2000, max_minutes=0.06)
+    assert result.steps < 2000 and result.seconds < 30
+    assert any("shortened" in note for note in listener.notes)
+    assert listener.fractions[-1] == 1.0
+
+
+def test_a_batch_without_a_trained_token_is_skipped_and_counted(
+    run: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = train_module._documents
+    calls: list[int] = []
+
+    def emptied(documents, states):
+        result = original(documents, states)
+        calls.append(1)
+        if len(calls) == 2:
+            for document in result:
+                document.mask.zero_()
+        return result
+
+    monkeypatch.setattr(train_module, "_documents", emptied)
+    listener = Listener()
+    result = run(listener, epochs=1, hidden_states="online")
+    assert any("without a trained token" in note for note in listener.notes)
+    assert result.steps > 0
+
+
+def test_a_loss_that_is_no_number_stops_with_a_sentence(run: Train, tmp_path: Path) -> None:
+    with pytest.raises(SpeclabError, match="the loss is nan"):
+        run(lr=1e30, grad_clip=1e30)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_validation_that_crashes_keeps_the_last_weights(
+    run: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(self: Loop) -> dict[str, float]:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Loop, "evaluate", crash)
+    with pytest.raises(RuntimeError):
+        run(validate_every=7, save_every=1000)
+    assert [p.name for p in (tmp_path / "out.checkpoints").iterdir()] == ["step-0000007"]
+
+
+def test_data_of_another_tokenizer_or_vocabulary_is_refused(
+    run: Train, tmp_path: Path, tiny_verifier: Path
+) -> None:
+    wide = tiny.build_verifier(tmp_path / "wide", vocab=260)
+    with pytest.raises(PairingError, match="a vocabulary of 256"):
+        run(verifier=str(wide))
+    other = tmp_path / "other"
+    shutil.copytree(tiny_verifier, other)
+    text = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text + " ")
+    with pytest.raises(PairingError, match="another tokenizer"):
+        run(verifier=str(other))
+
+
+def test_wrong_input_is_named(run: Train, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a prepared data set"):
+        run(data=str(tmp_path))
+    with pytest.raises(PairingError, match="at most 8"):
+        run(aux_layers=(2, 4, 9))
+    with pytest.raises(CheckpointError, match="not a directory"):
+        run(verifier=str(tmp_path / "nowhere"))
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(Conflict, match="exists already"):
+        run(output="taken")
+
+
+def test_batches_keep_the_budget_and_every_document_once() -> None:
+    lengths = [5, 50, 7, 200, 3, 90, 40]
+    order = epoch_order(range(7), seed=1, epoch=2)
+    packed = batches(lengths, 100, order)
+    assert [d for batch in packed for d in batch] == order
+    assert all(sum(lengths[d] for d in b) <= 100 or len(b) == 1 for b in packed)
+    assert order == epoch_order(range(7), seed=1, epoch=2) != epoch_order(range(7), 1, 3)
+
+
+def test_the_schedule_warms_up_and_ends_at_zero() -> None:
+    schedule = Schedule(100, 0.1)
+    factors = [schedule.factor(step) for step in range(101)]
+    assert factors[0] > 0 and factors[9] < factors[10] == pytest.approx(1.0, abs=0.01)
+    assert factors[10:] == sorted(factors[10:], reverse=True)
+    assert factors[100] == pytest.approx(0.0)
+
+
+def test_a_shortened_schedule_bends_without_a_jump() -> None:
+    schedule = Schedule(1000, 0.02)
+    before = schedule.factor(300)
+    schedule.shorten(300, 400)
+    assert schedule.factor(300) == pytest.approx(before)
+    assert schedule.factor(400) == pytest.approx(0.0)
+    schedule.shorten(350, 900)  # never longer again
+    assert schedule.total == 400
+    assert Schedule.of(schedule.state()) == schedule
