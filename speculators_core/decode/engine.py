@@ -8,7 +8,7 @@ from the verifier itself. Without a drafter the same loop is plain decoding.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,7 +84,7 @@ class SpeculativeDecoder:
         prompt_ids: Sequence[int],
         sampling: SamplingParams | None = None,
         stop_ids: Sequence[int] | None = None,
-    ) -> Iterator[Step]:
+    ) -> Generator[Step, None, None]:
         """Yield the steps of one answer; the last has `finish`.
 
         `stop_ids` end it (None: the verifier's own; empty: nothing does); the stopping token is
@@ -92,13 +92,13 @@ class SpeculativeDecoder:
         verifier, before anything runs.
         """
         sampling = sampling or SamplingParams()
-        self._check_prompt(prompt_ids)
+        self.check_prompt(prompt_ids)
         stops = frozenset(self.stop_ids if stop_ids is None else stop_ids)
         return self._steps(list(prompt_ids), sampling, stops)
 
     def _steps(
         self, prompt: list[int], sampling: SamplingParams, stops: frozenset[int]
-    ) -> Iterator[Step]:
+    ) -> Generator[Step, None, None]:
         aux_layers = self.drafter.aux_layers if self.drafter else ()
         with self.verifier.watching(aux_layers) as seen:
             limit = self.verifier.facts.max_position_embeddings
@@ -111,7 +111,8 @@ class SpeculativeDecoder:
                 step = request.step()
                 yield step
 
-    def _check_prompt(self, prompt: Sequence[int]) -> None:
+    def check_prompt(self, prompt: Sequence[int]) -> None:
+        """Raise `InputError` for a prompt that `generate` would refuse."""
         facts = self.verifier.facts
         if not prompt:
             raise InputError("the prompt is empty", hint="give at least one token")

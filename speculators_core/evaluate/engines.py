@@ -151,7 +151,7 @@ class ServerEngine:
         """Per-request metrics as counts; arrays are missing where no step drafted."""
         if told is None:
             raise Unavailable(
-                "the server does not tell what it accepted: metrics.speculative_decoding is missing",
+                "the server does not tell what it accepted: no metrics.speculative_decoding",
                 where=self.params.engine,
                 hint="start vLLM with --per-request-spec-decode-metrics detailed",
             )
