@@ -174,13 +174,12 @@ class _Conversation:
         self.state = state
         if state == "failed":
             self.message = answer.error or "The answer ended without a reason."
-        elif state == "done":
-            self._say(answer, reader)
-            self.message = self.message or self._doubt(answer, reader)
+        elif state == "done" and reader is not None and not reader.lost:
+            self.message = self._doubt(answer)
 
-    def _doubt(self, answer: Answer, reader: StepReader | None) -> str:
+    def _doubt(self, answer: Answer) -> str:
         """The first thing about the steps that is not as it should be; empty when all is well."""
-        if reader is not None and not self.steps and answer.text:
+        if answer.text and not self.steps:
             return "No trace arrived for this answer: plain text, without colour."
         dropped = self.tally.dropped
         missing = self.tally.missing

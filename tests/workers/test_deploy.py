@@ -66,7 +66,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunView]:
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
-    """The servers that were started; `plan` gives a stand-in in the mode that the verifier names."""
+    """The servers that were started."""
     made: list[Server] = []
 
     class Remembered(Server):
@@ -138,7 +138,7 @@ def test_asked_to_stop_while_starting_nothing_is_left(run, servers, monkeypatch)
 
 def test_what_can_not_be_launched_starts_nothing(run, servers) -> None:
     before = threading.active_count()
-    with pytest.raises(Exception, match="config.json is missing"):
+    with pytest.raises(Exception, match=r"config\.json is missing"):
         deploy.run(run, DeployParams(**run.params), Reporter(lambda: False))  # type: ignore[arg-type]
     assert servers == []
     assert threading.active_count() == before

@@ -100,7 +100,7 @@ def test_one_that_dies_of_its_first_request_says_why(start) -> None:
 
 
 def test_one_that_refuses_its_first_request_is_told(start) -> None:
-    with pytest.raises(Unavailable, match="400.*no chat template"):
+    with pytest.raises(Unavailable, match=r"400.*no chat template"):
         start("refuses").wait_ready(ignore, never, 20)
 
 

@@ -182,7 +182,7 @@ def test_more_memory_than_is_free_is_refused(pair, monkeypatch: pytest.MonkeyPat
         available = 2**20
 
     monkeypatch.setattr(preflight.psutil, "virtual_memory", Memory)
-    with pytest.raises(Unavailable, match="GiB of memory, 0.1 are free"):
+    with pytest.raises(Unavailable, match=r"GiB of memory, 0\.1 are free"):
         preflight.examine(params(pair))
 
 
