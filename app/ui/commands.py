@@ -14,7 +14,7 @@ def submit_line(kind: JobKind, params: Mapping[str, Any]) -> str:
     words = ["speclab", "submit", kind.value.replace("_", "-")]
     for name, value in params.items():
         field = PARAMS_OF[kind].model_fields.get(name)
-        if field is not None and value != _plain(field.get_default()):
+        if field is not None and not _same(value, _plain(field.get_default())):
             words += _flag(name, value)
     return shlex.join(words)
 
@@ -28,6 +28,14 @@ def _flag(name: str, value: Any) -> list[str]:
     if isinstance(value, (list, tuple)):
         return [flag, ",".join(str(part) for part in value)]
     return [flag, str(value)]
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Also of what a form holds, which is text: `1` is 1.0."""
+    try:
+        return float(value) == float(default)
+    except (TypeError, ValueError):
+        return str(value) == str(default)
 
 
 def _plain(value: Any) -> Any:

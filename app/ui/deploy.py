@@ -13,7 +13,7 @@ from app.services.views import DeploymentView
 from app.ui.choices import speculator_names, verifier_names
 from app.ui.commands import submit_line
 from app.ui.components import state
-from app.ui.components.deployment import drafter, word
+from app.ui.components.deployment import drafter, verifier, word
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel, action
 from app.ui.forms import Form
@@ -118,7 +118,7 @@ def _card(one: DeploymentView, base_url: str) -> Node:
             state.chip(word(one)),
             cls="row between",
         ),
-        el("span", one.progress_text, cls="quiet small") if not one.ready else None,
+        el("span", one.progress_text, cls="quiet small") if _coming(one) else None,
         state.facts(_facts(one)),
         [el("span", note, cls="quiet small") for note in one.notes],
         state.command(curl(one, base_url), "Ask it from a terminal") if one.ready else None,
@@ -126,6 +126,10 @@ def _card(one: DeploymentView, base_url: str) -> Node:
         cls="card",
         aria_label=one.name,
     )
+
+
+def _coming(one: DeploymentView) -> bool:
+    return not one.ready and bool(one.progress_text)
 
 
 def _stop(one: DeploymentView) -> Node:
@@ -143,14 +147,15 @@ def _stop(one: DeploymentView) -> Node:
 
 def _facts(one: DeploymentView) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = [
-        ("Verifier", one.verifier.rsplit("/", 1)[-1]),
+        ("Verifier", verifier(one)),
         ("Drafter", drafter(one)),
         ("Engine", one.engine),
         ("K", str(one.speculative_tokens) if one.speculative_tokens else "–"),
         ("Trace", one.trace_mode.value),
         ("Owner", one.owner),
-        ("Up since", state.ago(one.ready_at)),
     ]
+    if one.ready_at:
+        found.append(("Ready since", state.ago(one.ready_at)))
     if one.endpoint:
         found.append(("Endpoint", el("code", f"{one.endpoint}/v1")))
     if one.dropped_records:

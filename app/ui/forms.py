@@ -23,7 +23,7 @@ from speculators_core.params import JobKind
 
 LABELS = {
     "lr": "Learning rate",
-    "ttt_steps": "Draft steps unrolled (TTT)",
+    "ttt_steps": "TTT steps",
     "ttt_step_loss_decay": "Loss decay per step",
     "speculative_tokens": "Speculative tokens (K)",
     "num_layers": "Draft layers",
@@ -119,12 +119,14 @@ class Form:
         (`/deploy?speculator=NAME`)."""
         names = list(choices)
 
-        def opened(request: gr.Request) -> list[Any]:
+        def opened(request: gr.Request) -> Any:
             given = request.query_params
-            return [
-                gr.Dropdown(choices=found, value=given.get(name) or (found[0] if found else None))
-                for name, found in ((name, choices[name]()) for name in names)
+            known = {name: choices[name]() for name in names}
+            updates = [
+                gr.Dropdown(choices=found, value=given.get(name) or next(iter(found), None))
+                for name, found in known.items()
             ]
+            return updates if len(updates) > 1 else updates[0]  # Gradio takes a list for a value
 
         blocks.load(opened, None, [self.fields[name] for name in names], **QUIET)
 

@@ -11,9 +11,9 @@ from app.services.views import DemoStage, DemoView, EvaluationView, RunView
 from app.ui.components import state
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel, action
-from app.ui.page import QUIET, attempt, frame, keep_current, problem, troubles, user_of
+from app.ui.page import QUIET, attempt, frame, keep_current, problem, run_link, troubles, user_of
 
-ACTIVE = ("running", "cancelling", "queued")
+ACTIVE = ("running", "cancelling")
 
 
 def build(blocks: gr.Blocks) -> None:
@@ -26,7 +26,9 @@ def build(blocks: gr.Blocks) -> None:
 
     def read(request: gr.Request) -> list[Node]:
         running = runs.list_runs(state=ACTIVE, limit=8).items
-        return [demo_card(demo.status()), lab_tree(running, evaluations.list_evaluations()[:5])]
+        waiting = runs.list_runs(state="queued", limit=1).total
+        measured = evaluations.list_evaluations(limit=6)
+        return [demo_card(demo.status()), lab_tree(running, waiting, measured)]
 
     def act(event: gr.EventData, request: gr.Request) -> Node:
         return attempt(lambda: _start(action(event)[0], user_of(request)))
@@ -66,7 +68,9 @@ def demo_card(view: DemoView) -> Node:
         _demo_state(view),
         cls="row between",
     )
-    about = el("p", view.domain, " ", el("span", view.limits, cls="quiet"))
+    about = el(
+        "p", "Its domain: ", el("strong", view.domain), ". ", el("span", view.limits, cls="quiet")
+    )
     return el(
         "section",
         head,
@@ -116,55 +120,59 @@ def _stage_text(stage: DemoStage, live: bool) -> Node:
         return el("span", str(stage.error.get("message", "")), cls="small")
     if live and stage.phase != "ready":
         return state.progress(stage.progress, stage.text, stage.eta_s)
-    return el("span", stage.text if stage.state else stage.purpose, cls="quiet small")
+    return el("span", stage.purpose, cls="quiet small")
 
 
-def lab_tree(running: Sequence[RunView], measured: Sequence[EvaluationView]) -> Node:
+def lab_tree(running: Sequence[RunView], waiting: int, measured: Sequence[EvaluationView]) -> Node:
     """What the lab does now, and what it measured last."""
     return el(
         "div",
         *(problem({"message": text}) for text in troubles()),
-        el("div", _now(running), _measured(measured), cls="grid"),
+        el("div", _now(running, waiting), _measured(measured), cls="grid"),
         cls="stack",
     )
 
 
-def _now(running: Sequence[RunView]) -> Node:
-    rows = (
-        (el("a", run.name, href=f"/runs?run={run.id}"), state.chip(run.state), _how_far(run))
-        for run in running
-    )
-    body = (
+def _now(running: Sequence[RunView], waiting: int) -> Node:
+    rows = ((run_link(run), state.chip(run.state), _how_far(run)) for run in running)
+    return el(
+        "section",
+        el("h2", "Now"),
         state.table(["Run", "State", "Progress"], rows, label="What is running")
         if running
-        else state.empty("Nothing is running. Start with the demo, or with Train.")
+        else state.empty("Nothing is running. Start with the demo, or with Train."),
+        el("a", f"{waiting:,} waiting", href="/runs?state=queued", cls="small")
+        if waiting
+        else None,
+        cls="stack",
     )
-    return el("section", el("h2", "Now"), body, cls="stack")
 
 
 def _how_far(run: RunView) -> Node:
-    if run.state == "queued":
-        return el("span", "since ", state.ago(run.created_at), cls="quiet")
+    if run.kind == "deploy":
+        return el("span", run.progress_text, cls="quiet")
     return state.progress(run.progress, run.progress_text, run.eta_s)
 
 
 def _measured(found: Sequence[EvaluationView]) -> Node:
     rows = (
         (
-            el("a", one.speculator.rsplit("/", 1)[-1], href=f"/runs?run={one.run_id}")
-            if one.run_id
-            else one.speculator,
+            el("a", name(one), href=f"/runs?run={one.run_id}") if one.run_id else name(one),
             state.number(one.acceptance_length),
-            state.number(100 * one.acceptance_rate, 0, " %"),
             state.number(one.tokens_per_second, 1),
+            state.number(one.tokens_per_second_plain, 1),
             state.ago(one.created_at),
         )
         for one in found
     )
-    headings = ["Speculator", "#Acceptance length", "#Rate", "#Tokens/s", "Measured"]
+    headings = ["Speculator", "#Acceptance length", "#Tokens/s", "#Plain", "When"]
     body = (
         state.table(headings, rows, label="Recent acceptance")
         if found
         else state.empty("No speculator has been evaluated yet.")
     )
     return el("section", el("h2", "Recent acceptance"), body, cls="stack")
+
+
+def name(one: EvaluationView) -> str:
+    return one.speculator.rstrip("/").rsplit("/", 1)[-1]

@@ -88,12 +88,14 @@ def _question() -> tuple[Any, Panel, list[Any], gr.Button, gr.Button]:
     with gr.Row(elem_classes="sl-actions"):
         send = gr.Button("Send", variant="primary", elem_id="send")
         stop = gr.Button("Stop", elem_id="stop", elem_classes="sl-stop", visible=False)
-    with gr.Row():
-        plain = gr.Checkbox(label="Plain decoding", elem_id="plain", min_width=120)
-        compare = gr.Checkbox(label="Compare with plain", elem_id="compare", min_width=120)
-    sampling = [_slider(*one) for one in SLIDERS]
-    with gr.Accordion("System prompt", open=False):
-        system = gr.Textbox(SYSTEM, show_label=False, container=False, lines=3, elem_id="system")
+    with gr.Column(elem_classes="sl-sampling"):
+        plain = gr.Checkbox(label="Plain decoding", elem_id="plain")
+        compare = gr.Checkbox(label="Compare with plain decoding", elem_id="compare")
+        sampling = [_slider(*one) for one in SLIDERS]
+        with gr.Accordion("System prompt", open=False):
+            system = gr.Textbox(
+                SYSTEM, show_label=False, container=False, lines=3, elem_id="system"
+            )
     fields = [chosen, system, text, plain, compare, *sampling]
     return chosen, about, fields, send, stop
 
@@ -106,7 +108,7 @@ def _answers() -> tuple[TokenView, TokenView, Panel]:
         )
     hide.input(None, hide, None, js=HIDE, **QUIET)
     verdict = Panel(elem_id="verdict")
-    with gr.Row():
+    with gr.Row(elem_classes="sl-answers"):
         first = TokenView(idle_payload("Answer", HINT), elem_id="tokens", min_width=280)
         second = TokenView(elem_id="tokens-plain", elem_classes="sl-compare", min_width=280)
     return first, second, verdict
@@ -242,10 +244,8 @@ def why_nothing_drafted(deployment: DeploymentView, told: str) -> str:
 
 def comparison(once: PlaygroundUpdate, twice: PlaygroundUpdate, *, greedy: bool) -> Node:
     """Whether both texts are the same, and how much faster the first came."""
-    speeds = once.numbers.get("tokens_per_second"), twice.numbers.get("tokens_per_second")
-    faster = (
-        f" Speculation decoded {speeds[0] / speeds[1]:.2f} times as fast." if all(speeds) else ""
-    )
+    fast, slow = _speed(once), _speed(twice)
+    faster = f" Speculation decoded {fast / slow:.2f} times as fast." if fast and slow else ""
     if once.text == twice.text:
         return notice("success", f"Both texts are identical, character for character.{faster}")
     at = next(

@@ -207,12 +207,20 @@ def _folded(name: str, value: Any) -> Node:
 
 
 def _values(values: dict[str, Any]) -> Node:
-    pairs = ((_label(name), el("code", _plain(value))) for name, value in values.items())
+    pairs = ((_label(name), el("code", _shown(value))) for name, value in values.items())
     return el("div", state.facts(pairs), cls="params")
 
 
 def _label(name: str) -> str:
     return name.replace("_", " ")
+
+
+def _shown(value: Any) -> Node:
+    if isinstance(value, str) and value.startswith("run:"):
+        return el("a", value, href=f"/runs?run={value.removeprefix('run:').split('/')[0]}")
+    if isinstance(value, list) and len(value) == 1:
+        return _shown(value[0])
+    return _plain(value)
 
 
 def _plain(value: Any) -> str:

@@ -114,10 +114,16 @@ def _row(run: RunView) -> Sequence[Node]:
         run.kind.value.replace("_", "-"),
         state.chip(run.state),
         run.owner,
-        state.progress(run.progress, run.progress_text, run.eta_s) if live else _last_words(run),
+        _how_far(run) if live else _last_words(run),
         state.ago(run.started_at),
         state.took(run.started_at, run.finished_at),
     )
+
+
+def _how_far(run: RunView) -> Node:
+    if run.kind == "deploy":
+        return el("span", run.progress_text, cls="quiet")
+    return state.progress(run.progress, run.progress_text, run.eta_s)
 
 
 def _last_words(run: RunView) -> Node:

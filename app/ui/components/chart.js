@@ -15,9 +15,15 @@ function open(figure) {
   const caption = document.createElement("figcaption");
   const plot = document.createElement("div");
   caption.textContent = figure.title;
+  if (figure.note) {
+    const note = document.createElement("span");
+    note.textContent = figure.note;
+    caption.append(note);
+  }
   plot.className = "plot";
   box.append(caption, plot);
   root.appendChild(box);
+  new ResizeObserver(() => plot.data && plot.offsetWidth && window.Plotly.Plots.resize(plot)).observe(plot);
   return { plot, series: new Map() };
 }
 
@@ -31,7 +37,7 @@ function traces(known) {
   return [...known.series.values()].map((s) => {
     const points = [...s.points.entries()].sort((a, b) => a[0] - b[0]);
     return {
-      name: s.name, x: points.map((p) => p[0]), y: points.map((p) => p[1]),
+      name: s.name, showlegend: !s.quiet, x: points.map((p) => p[0]), y: points.map((p) => p[1]),
       type: "scatter", mode: s.marks ? "lines+markers" : "lines",
       line: { color: s.color, width: s.marks ? 1.5 : 1.75, dash: s.marks ? "dot" : "solid" }, marker: { size: 5 },
       hovertemplate: "%{y:.4~g}<extra>%{fullData.name}, step %{x}</extra>",
@@ -41,19 +47,18 @@ function traces(known) {
 
 function layout(figure) {
   return {
-    uirevision: run, height: 280, margin: { l: 48, r: 12, t: 8, b: 40 }, font: FONT,
+    uirevision: run, height: 270, margin: { l: 48, r: 12, t: 28, b: 40 }, font: FONT,
     paper_bgcolor: "transparent", plot_bgcolor: "transparent", hovermode: "x unified",
     hoverlabel: { bgcolor: "#20242c", bordercolor: "#20242c", font: { color: "#f2f4f7", size: 12 } },
-    legend: { orientation: "h", y: -0.28, x: 0, font: { size: 11 } },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
     xaxis: axis(figure.x || "optimiser step", { rangemode: "tozero" }), yaxis: axis(figure.y, figure.range ? { range: figure.range } : {}),
   };
 }
 
 function draw(figure) {
-  const known = figures.get(figure.id) || open(figure);
-  figures.set(figure.id, known);
+  const known = figures.get(figure.id);
   figure.series.forEach((fresh) => merge(known, fresh));
-  window.Plotly.react(known.plot, traces(known), layout(figure), { displaylogo: false, responsive: true, displayModeBar: false });
+  window.Plotly.react(known.plot, traces(known), layout(figure), { displaylogo: false, displayModeBar: false });
 }
 
 function take() {
@@ -69,6 +74,8 @@ function take() {
     return;
   }
   last = fresh.last;
+  // All boxes first: the grid settles before Plotly measures them.
+  for (const figure of fresh.figures) if (!figures.has(figure.id)) figures.set(figure.id, open(figure));
   fresh.figures.forEach(draw);
   root.dataset.points = last;
 }

@@ -15,6 +15,7 @@ from app.services.views import MetricView
 from app.ui.components.live import Live
 
 PLOTLY = Path(plotly.__file__).with_name("package_data") / "plotly.min.js"
+VALIDATION = ", validation"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe-Ito
 
 
@@ -51,10 +52,11 @@ def _acceptance(rows: Sequence[MetricView]) -> dict[str, Any]:
     series = []
     for step in _draft_steps(rows):
         series.append((f"acceptance_{step}", f"position {step + 1}", step, False))
-        series.append((f"val_acceptance_{step}", f"position {step + 1}, validation", step, True))
+        series.append((f"val_acceptance_{step}", f"position {step + 1}{VALIDATION}", step, True))
     return {
         "id": "acceptance",
         "title": "Acceptance by draft position",
+        "note": "dotted: validation",
         "y": "accepted share",
         "range": [0, 1],
         "series": _series(rows, series),
@@ -81,6 +83,7 @@ def _series(
                     "name": name,
                     "color": COLOURS[colour % len(COLOURS)],
                     "marks": marks,
+                    "quiet": marks and name.endswith(VALIDATION),
                     "x": list(x),
                     "y": list(y),
                 }

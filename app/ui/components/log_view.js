@@ -10,7 +10,9 @@ head.className = "log-head";
 link.className = "button small";
 link.textContent = "Download";
 link.setAttribute("download", "");
-head.append(note, link);
+const name = document.createElement("strong");
+name.textContent = "Log";
+head.append(name, note, link);
 pane.tabIndex = 0;
 pane.setAttribute("role", "log");
 pane.setAttribute("aria-live", "off");
@@ -61,7 +63,7 @@ function take() {
   link.href = chunk.href;
   link.hidden = !chunk.size;
   const skipped = chunk.size > 0 && chunk.reset && chunk.start > 0 ? `, the last ${size(chunk.end - chunk.start)} shown` : "";
-  note.textContent = chunk.size ? `${size(chunk.size)}${skipped}` : "Nothing has been written yet.";
+  note.textContent = chunk.size ? `${size(chunk.size)}${skipped}` : "nothing has been written yet";
   pane.hidden = !chunk.size;
 }
 

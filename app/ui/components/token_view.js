@@ -61,7 +61,7 @@ function group(step) {
   const speculated = step.drafted.length > 0;
   const rejected = () => step.drafted.slice(step.accepted).forEach((t, i) =>
     node.appendChild(token(i ? "unverified" : "rejected", t.text,
-      i ? "drafted after a rejected token: not used" : "draft token, rejected")));
+      i ? "drafted after a rejected token: unused" : "draft token, rejected")));
   let struck = false;
   for (const t of step.emitted) {
     if (t.source === "draft") node.appendChild(token("accepted", t.text, "draft token, accepted"));
@@ -96,7 +96,7 @@ function describe(i) {
   if (!step.drafted.length) add("nothing drafted");
   step.drafted.forEach((t, k) => {
     const cls = k < step.accepted ? "accepted" : k === step.accepted ? "rejected" : "unverified";
-    const word = cls === "accepted" ? "accepted" : cls === "rejected" ? "rejected" : "not used";
+    const word = cls === "accepted" ? "accepted" : cls === "rejected" ? "rejected" : "unused";
     const odds = [["draft", t.p_draft], ["verifier", t.p_verifier]].filter((o) => o[1] !== null && o[1] !== undefined)
       .map(([who, p]) => who + percent(p)).join(", ");
     add(`${shown(t.text)} ${word}${odds ? ` (${odds})` : ""}`, `pill ${cls}`);

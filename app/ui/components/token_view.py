@@ -63,7 +63,7 @@ def legend() -> Node:
         ("accepted", "accepted draft", "span"),
         ("own", "the verifier's own", "span"),
         ("rejected", "rejected draft", "del"),
-        ("unverified", "drafted behind a rejection, not used", "del"),
+        ("unverified", "drafted after it, unused", "del"),
     )
     return el(
         "ul",

@@ -1,0 +1,87 @@
+"""Pictures of every page, light and dark, at 1280 and 400 pixels: `make screenshots`.
+
+    python -m tests.e2e.screenshots FOLDER [ADDRESS]
+
+Without an address it shows a seeded lab (`tests.e2e.stage`).
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+from tests.e2e.browser import CHROMIUM, FLAGS, Stage, opened
+
+WIDTHS = (1280, 400)
+THEMES = ("light", "dark")
+
+
+def ask(page: Page) -> None:
+    """The playground with an answer, compared with plain decoding, at one step."""
+    page.fill("#message textarea", "A shop sells pens at 3 dollars each. How much do 7 pens cost?")
+    page.click("#compare label")
+    page.click("#send")
+    page.wait_for_selector("#verdict .notice", timeout=60_000)
+    page.locator("#tokens .tv-step").nth(5).click()
+
+
+def nothing(page: Page) -> None:
+    """The page as it opens."""
+
+
+def first_run(page: Page) -> None:
+    """The run that is training."""
+    theme = "dark" if "theme=dark" in page.url else "light"
+    run = page.locator("#runs a", has_text="train").first.get_attribute("href")
+    page.goto(f"{run}&__theme={theme}")
+    page.wait_for_selector("#run-chart .plot svg", timeout=30_000)
+
+
+SHOTS: dict[str, tuple[str, Callable[[Page], None]]] = {
+    "home": ("/", nothing),
+    "playground": ("/playground", ask),
+    "runs": ("/runs", nothing),
+    "run": ("/runs?kind=train", first_run),
+    "convert": ("/convert", nothing),
+    "train": ("/train", nothing),
+    "deploy": ("/deploy", nothing),
+    "models": ("/models", nothing),
+}
+
+
+def shoot(address: str, link: str | None, folder: Path, names: list[str]) -> None:
+    """Write `NAME-THEME-WIDTH.png` for each page into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        context = browser.new_context(base_url=address)
+        page = context.new_page()
+        page.goto(link or address)
+        for name in names:
+            path, prepare = SHOTS[name]
+            for theme in THEMES:
+                for width in WIDTHS:
+                    page.set_viewport_size({"width": width, "height": 900})
+                    joint = "&" if "?" in path else "?"
+                    opened(page, f"{path}{joint}__theme={theme}")
+                    prepare(page)
+                    page.wait_for_timeout(900)
+                    page.screenshot(path=folder / f"{name}-{theme}-{width}.png", full_page=True)
+        browser.close()
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    if len(sys.argv) > 2:
+        shoot(sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None, folder, list(SHOTS))
+        return
+    with tempfile.TemporaryDirectory(prefix="speclab-", dir="/tmp") as home, Stage(home) as stage:
+        shoot(stage.address, stage.link, folder, list(SHOTS))
+
+
+if __name__ == "__main__":
+    main()
