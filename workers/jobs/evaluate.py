@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from speculators_core.evaluate.evaluate import evaluate
-
 from app.services import data_sets, evaluations, speculators, verifiers
 from app.services.views import RunView
+from speculators_core.evaluate.evaluate import evaluate
 from speculators_core.params import EvaluateParams
 from workers.jobs.places import name_of
 from workers.reporter import Reporter
