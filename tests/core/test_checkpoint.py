@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from speculators_core.checkpoint import (
     Pending,
+    all_finite,
     check_vocab_map,
     complete_or_absent,
     load_speculator,
@@ -149,6 +150,16 @@ def test_streamed_files_read_back_equal_in_every_dtype(tmp_path):
     for name, tensor in tensors.items():
         assert read[name].dtype == tensor.dtype
         assert torch.equal(read[name], tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("at", [0, 17, 999])
+def test_one_bad_value_anywhere_is_found(dtype, bad, at):
+    values = torch.randn(1000).to(dtype)
+    assert all_finite(values)
+    values[at] = bad
+    assert not all_finite(values)
 
 
 def test_an_overflow_that_a_cast_makes_is_named(tmp_path):
