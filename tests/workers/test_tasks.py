@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
 from app.services import broker, claims, runs
 from app.store.models import RunState
+from tests import tiny
 from tests.workers.lab import submit, wait_for, wait_for_state
 from workers import processes
 
@@ -131,3 +133,27 @@ def test_slots_are_used_side_by_side_and_never_by_two(lab):
         time.sleep(0.05)
     assert most == 2
     assert all(runs.get(run.id).attempt == 1 for run in made)
+
+
+def test_the_real_worker_carries_a_chain_through_and_fails_what_can_not_follow(lab):
+    """No stand-in: `workers.celery_app` and `workers.job`, on a tiny verifier and tiny data."""
+    lab.app = "workers.celery_app"
+    lab.start_worker()
+    model = tiny.build_verifier(lab.home / "models" / "tiny")
+    chat = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2, clearly."}]
+    data = lab.home / "chats.jsonl"
+    data.write_text((json.dumps({"messages": chat}) + "\n") * 12)
+    verifier = runs.submit("verifier", {"source": str(model), "name": "tiny"}, owner="ada")
+    prepare = runs.submit(
+        "prepare",
+        {"data": [str(data)], "verifier": f"run:{verifier.id}", "draft_vocab_size": 64},
+        owner="ada",
+    )
+    missing = runs.submit("verifier", {"source": "/no/such", "name": "none"}, owner="ada")
+    after = runs.submit(
+        "prepare", {"data": [str(data)], "verifier": f"run:{missing.id}"}, owner="ada"
+    )
+    assert wait_for_state(prepare.id, RunState.SUCCEEDED, seconds=240).result["samples"] == 12
+    assert "no directory" in wait_for_state(missing.id, RunState.FAILED).error["message"]
+    assert missing.id in wait_for_state(after.id, RunState.FAILED).error["message"]
+    assert runs.get(after.id).attempt == 0
