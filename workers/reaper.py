@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 SWEEP_BEATS = 2.5
 """Heartbeats between two sweeps: 5 s with the default settings."""
+_SILENT_BEATS = 4
+"""Beats that must stay out while the reaper looks; a supervisor concludes its run within them."""
 HOST_GONE_S = 3600.0
 """Silence of a host after which others take its runs over; its own workers have given up by then
 (`supervision.ISOLATED_AFTER_S`)."""
@@ -86,7 +88,7 @@ class Reaper:
             run.id: self._first_seen[run.id] for run in running if run.id in self._first_seen
         }
         for run in running:
-            if self._watched_s(run) >= 2 * settings().heartbeat_seconds and (
+            if self._watched_s(run) >= _SILENT_BEATS * settings().heartbeat_seconds and (
                 job_gone(run) or (run.heartbeat_age or 0.0) >= settings().lost_after_seconds
             ):
                 self._reap(run)

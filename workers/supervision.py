@@ -123,10 +123,12 @@ class _Supervision:
             return
         end_group(self._child.pid, self._started, grace_s)
         self._child.wait()
+        self._beat()  # ending takes its time, and the reaper must not take it for silence
         try:
             end_leftovers(self.claim.run_id)
         except Unavailable:
             logger.warning("run %s: its leftovers wait for the reaper", self.claim.run_id)
+        self._beat()
         self._pump.join(_PUMP_WAIT_S)
 
     def conclude(self) -> None:
