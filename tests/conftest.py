@@ -69,6 +69,22 @@ def vllm_deployment(serving_lab: ServingLab, served_models: tuple[Path, Path]) -
     )
 
 
+@pytest.fixture(scope="session")
+def reference_deployment(
+    serving_lab: ServingLab, served_models: tuple[Path, Path]
+) -> DeploymentView:
+    """The same pair behind the reference engine."""
+    verifier, speculator = served_models
+    return serving_lab.ready(
+        serving_lab.deploy(
+            engine="reference",
+            verifier=str(verifier),
+            speculator=str(speculator),
+            max_model_len=512,
+        )
+    )
+
+
 @pytest.fixture
 def vllm(serving_lab: ServingLab, vllm_deployment: DeploymentView) -> Iterator[DeploymentView]:
     """`vllm_deployment`, with this process's settings being its lab's."""

@@ -21,11 +21,12 @@ from app.services.views import DeploymentView
 from app.settings import settings
 from app.store import engine
 from app.store.models import RunState
+from tests.conftest import CACHE
 from tests.workers.lab import Lab, wait_for
 
 HOST = "serving-test"
-READY_S = 240
-END_S = 40
+READY_S = 480
+END_S = 60
 
 
 class ServingLab:
@@ -33,6 +34,10 @@ class ServingLab:
 
     def __init__(self) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="speclab-s-", dir="/tmp"))  # sockets need short
+        cache = CACHE / "vllm"  # what vLLM learns of an architecture costs it half a minute
+        cache.mkdir(parents=True, exist_ok=True)
+        (self.home / "cache").mkdir()
+        (self.home / "cache" / "vllm").symlink_to(cache)
         self.lab = Lab(self.home)
         self.jobs: dict[str, subprocess.Popen[bytes]] = {}
         with self.settings():

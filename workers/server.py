@@ -57,6 +57,7 @@ class Server:
         self.pgid = self._process.pid
         self.started = start_time(self.pgid) or 0.0
         self.loading = False
+        self._ready = False
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._pump = threading.Thread(target=self._copy, args=(output,), daemon=True)
         self._pump.start()
@@ -87,6 +88,7 @@ class Server:
             time.sleep(_POLL_S)
         on_phase(DeploymentPhase.WARMING)
         notes = self._warm_up(until - time.monotonic())
+        self._ready = True
         on_phase(DeploymentPhase.READY)
         return notes
 
@@ -100,14 +102,17 @@ class Server:
         )
 
     def stop(self, drain_s: float) -> bool:
-        """TERM, wait, KILL the group, remove its shared memory. True when nothing is left."""
+        """TERM, wait, KILL the group, remove its shared memory. True when nothing is left.
+
+        A server that never got ready has no answers to drain, and vLLM ignores TERM then.
+        """
         segments = _shared_memory(self.pgid)
         if self.running:
             # first the server alone: it ends its own children in order
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=drain_s)
+                self._process.wait(timeout=drain_s if self._ready else 0.5)
         gone = end_group(self.pgid, self.started, 0.0)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)

@@ -26,10 +26,15 @@ ASK = [{"role": "user", "content": "Count with me: one two three one two three"}
 
 
 def answer(
-    deployment: DeploymentView, *, plain: bool = False, **sampling
+    deployment: DeploymentView,
+    *,
+    plain: bool = False,
+    question: str = "Count with me: one two three one two three",
+    **sampling,
 ) -> list[PlaygroundUpdate]:
     sampling = SamplingParams(**{"max_tokens": 60, **sampling})
-    return list(playground.generate(deployment.id, ASK, sampling, user="ada", plain=plain))
+    messages = [{"role": "user", "content": question}]
+    return list(playground.generate(deployment.id, messages, sampling, user="ada", plain=plain))
 
 
 def steps_of(updates: list[PlaygroundUpdate]) -> list[dict[str, Any]]:
@@ -309,6 +314,22 @@ def test_steps_tell_the_answer_and_the_server_counts_the_same(vllm: DeploymentVi
         last.numbers["drafted"],
         last.numbers["accepted"],
     )
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("question", ["one two three", "Why is the sky blue?", "f(x) = x^2 + 1"])
+def test_both_engines_draft_and_accept_the_same(
+    vllm: DeploymentView, reference_deployment: DeploymentView, question: str
+) -> None:
+    traces = [
+        [
+            ([token["id"] for token in step["drafted"]], step["accepted"], step["context_len"])
+            for step in steps_of(answer(deployment, question=question))
+        ]
+        for deployment in (vllm, reference_deployment)
+    ]
+    assert len(traces[0]) > 10
+    assert traces[0] == traces[1]
 
 
 @pytest.mark.vllm
