@@ -66,7 +66,7 @@ class Domain:
 
     system: str | None  # what the writer of the questions is told; answers never see it
     opening: Callable[[random.Random], str]
-    ends: Callable[[str], bool]  # of the text so far
+    stop: str | None  # ends a question, like a new line; None: only the verifier ends it
     keep: Callable[[str], bool]  # of the whole question
 
 
@@ -93,13 +93,13 @@ DOMAINS: dict[str, Domain] = {
             "brother. How many plums does Lily have left?"
         ),
         opening=_maths_opening,
-        ends=lambda text: "?" in text or "\n" in text,
+        stop="?",
         keep=lambda text: text.endswith("?") and len(text.split()) >= 8,
     ),
     "chat": Domain(
         system=None,
         opening=lambda rng: "",
-        ends=lambda text: False,
+        stop=None,
         keep=lambda text: len(text.split()) >= 3,
     ),
 }

@@ -73,7 +73,7 @@ class StateCache:
     def _file(self, first: int) -> tuple[Any, Tensor]:
         path = _path(self.directory, first, len(self.prepared.lengths))
         file = safe_open(path, framework="pt")
-        lengths = file.get_tensor("lengths")
+        lengths: Tensor = file.get_tensor("lengths")  # type: ignore[no-untyped-call]
         return file, lengths.cumsum(0) - lengths
 
 

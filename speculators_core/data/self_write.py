@@ -126,21 +126,26 @@ def _questions(work: _Work, count: int) -> list[str]:
 
 
 def _continue_questions(work: _Work, openings: list[str], choose: Any) -> list[str]:
-    tokenizer = work.verifier.tokenizer
+    tokenizer, stop = work.verifier.tokenizer, work.domain.stop
     special = set(tokenizer.all_special_ids)
     head = _user_turn(work)
     prompts = [_encode(work, head + opening) for opening in openings]
+
+    def ended(ids: list[int]) -> bool:
+        tail = tokenizer.decode(ids[-1:]) if stop else ""
+        return ids[-1] in special or bool(stop and (stop in tail or "\n" in tail))
+
     written = write(
         work.verifier,
         prompts,
         work.params.max_prompt_tokens,
         choose,
-        lambda ids: ids[-1] in special or work.domain.ends(tokenizer.decode(ids[-2:])),
+        ended,
         lambda total, live: _heed(work),
     )
     work.tokens += sum(map(len, written))
     return [
-        _first_question(opening + _text(work, ids))
+        _cut(opening + _text(work, ids), stop)
         for opening, ids in zip(openings, written, strict=True)
     ]
 
@@ -207,10 +212,10 @@ def _text(work: _Work, ids: Iterable[int]) -> str:
     return str(work.verifier.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-def _first_question(text: str) -> str:
-    """The text up to its first question mark, or all of it."""
-    head, mark, _ = text.partition("?")
-    return (head + mark).strip()
+def _cut(text: str, stop: str | None) -> str:
+    """The text up to and with the first `stop`."""
+    end = text.find(stop) if stop else -1
+    return (text[: end + 1] if end >= 0 else text).strip()
 
 
 def _write_lines(file: Path, records: Iterator[dict[str, Any]]) -> None:

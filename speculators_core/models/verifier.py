@@ -33,26 +33,31 @@ class Verifier:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @property
     def embedding(self) -> Tensor:
         """[V, H]"""
-        return self.model.get_input_embeddings().weight
+        table: Tensor = self.model.get_input_embeddings().weight
+        return table
 
     @property
     def lm_head(self) -> Tensor:
         """[V, H]; the embedding where the two are tied."""
-        return self.model.get_output_embeddings().weight
+        head: Tensor = self.model.get_output_embeddings().weight
+        return head
 
     @property
     def final_norm(self) -> nn.Module:
         """Applied to the state after n layers before `lm_head`."""
-        return self.model.base_model.norm
+        norm: nn.Module = self.model.base_model.norm
+        return norm
 
     @property
     def layers(self) -> nn.ModuleList:
-        return self.model.base_model.layers
+        layers: nn.ModuleList = self.model.base_model.layers
+        return layers
 
     @contextmanager
     def watching(self, after_layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:

@@ -97,7 +97,7 @@ class Loop:
             group["lr"] = rate
         result = self._unroll(batch)
         self.optimizer.zero_grad(set_to_none=True)
-        result.loss.backward()
+        result.loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.trainable.values(), self.params.grad_clip)
         self._check(result.loss.detach(), norm)
         self.optimizer.step()

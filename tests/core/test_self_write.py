@@ -31,7 +31,7 @@ def letters(monkeypatch: pytest.MonkeyPatch) -> None:
     domain = Domain(
         system=None,
         opening=lambda rng: rng.choice("abcdef") + " ",
-        ends=lambda text: False,
+        stop=None,
         keep=lambda text: len(text) > 3,
     )
     monkeypatch.setitem(module.DOMAINS, "chat", domain)
