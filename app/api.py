@@ -20,6 +20,7 @@ from app.services import (
     deployments,
     evaluations,
     health,
+    playground,
     references,
     runs,
     speculators,
@@ -30,6 +31,7 @@ from app.services.views import (
     DemoView,
     DeploymentView,
     EvaluationView,
+    GenerationView,
     LogChunk,
     MetricView,
     Page,
@@ -237,6 +239,19 @@ def list_deployments(active_only: bool = False) -> list[DeploymentView]:
 @router.get("/deployments/{deployment_id}", tags=["deployments"])
 def get_deployment(deployment_id: str) -> DeploymentView:
     return deployments.get(deployment_id)
+
+
+@router.get("/generations", tags=["playground"])
+def list_generations(
+    user: User, limit: Annotated[int, Query(ge=1, le=200)] = 50
+) -> list[GenerationView]:
+    """The caller's own answers with their decoding steps, newest first."""
+    return playground.list_generations(user, limit=limit)
+
+
+@router.get("/generations/{generation_id}", tags=["playground"])
+def get_generation(generation_id: str, user: User) -> GenerationView:
+    return playground.generation(generation_id, user)
 
 
 @router.get("/demo", tags=["demo"])
