@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import typer
 
 from app.commands import core, generate, inspect, machine, queue, serve, train
-from app.commands.output import Misuse, fail, say, wants_json
+from app.commands.output import Misuse, fail, say
 from speculators_core.errors import SpeclabError
 
 
@@ -37,11 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _status(arguments: Sequence[str] | None) -> int:
+    # Also for errors that come before the command line is understood.
+    as_json = "--json" in (sys.argv[1:] if arguments is None else arguments)
     try:
         command = typer.main.get_command(build())
         status = command(arguments, prog_name="speclab", standalone_mode=False)
     except SpeclabError as error:
-        return fail(error, wants_json())
+        return fail(error, as_json)
     except typer.Abort:
         say("aborted")
         return 1
@@ -50,7 +52,7 @@ def _status(arguments: Sequence[str] | None) -> int:
             raise
         if not str(error):  # no arguments: the help was shown
             return 2
-        return fail(_misuse(error), wants_json())
+        return fail(_misuse(error), as_json)
     return status if isinstance(status, int) else 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -55,11 +54,6 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
-
-
-def wants_json() -> bool:
-    """Whether the command line asks for JSON, for errors that come before it is parsed."""
-    return "--json" in sys.argv[1:]
 
 
 def _pairs(document: Any) -> list[str]:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import typer
 
@@ -463,6 +464,58 @@ def _eventually(look: Any, seconds: float = 15.0) -> Any:
             pass
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+def test_serve_tells_where_the_server_answers_and_ends_it(tmp_path: Path) -> None:
+    package = tmp_path / "stand-in" / "workers"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "serve.py").write_text(
+        "import json, signal, sys\n"
+        "asked = json.load(sys.stdin)\n"
+        "served = {'endpoint': 'http://127.0.0.1:1', 'served_name': asked['verifier']}\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        "print(json.dumps(served), flush=True)\n"
+        "signal.pause()\n"
+    )
+    root = Path(cli.__file__).parent.parent
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app.cli", "serve", "--verifier", "org/model", "--json"],
+        env={
+            **os.environ,
+            "SPECLAB_HOME": str(tmp_path / "home"),
+            "PYTHONPATH": f"{package.parent}:{root}",
+        },
+        cwd=package.parent,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    told = json.loads(process.stdout.readline())
+    assert told == {"endpoint": "http://127.0.0.1:1", "served_name": "org/model"}
+    (server,) = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    assert not psutil.pid_exists(server.pid)
+
+
+def test_a_worker_of_a_lab_must_know_its_lab(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, said = in_process(capsys, "worker", "--json")
+    assert status == 1
+    assert json.loads(said)["error"]["where"] == "SPECLAB_BROKER_URL"
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.4"])
+def test_up_refuses_to_listen_for_others(
+    home: Path, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    status, said = in_process(capsys, "up", "--host", host, "--json")
+    assert status == 1
+    assert "no accounts yet" in json.loads(said)["error"]["message"]
+    assert list(home.iterdir()) == []
 
 
 def test_the_console_script_is_installed() -> None:
