@@ -128,6 +128,8 @@ def _how_far(run: RunView) -> Node:
 
 def _last_words(run: RunView) -> Node:
     text = str((run.error or {}).get("message") or run.progress_text or "")
+    if not text:
+        return ""
     return el("span", text if len(text) <= 90 else text[:89] + "…", cls="quiet", title=text)
 
 

@@ -24,7 +24,7 @@ FLAGS = [
 def opened(page: Page, path: str) -> None:
     """Go to a page and wait until it has been filled once."""
     page.goto(path)
-    page.wait_for_selector("#nav nav a", timeout=30_000)
+    page.wait_for_selector("#nav nav a", timeout=120_000)
 
 
 def free_port() -> int:

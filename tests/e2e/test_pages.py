@@ -1,0 +1,265 @@
+"""The pages in a real Chromium over a seeded store: what they show, and what can't break them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.e2e.browser import Stage, opened
+from tests.e2e.stage import HOSTILE, decoded, numbers, story_of
+
+pytestmark = pytest.mark.browser
+MAIN = {
+    "/": "Demo: a speculator",
+    "/playground": "Deployment",
+    "/runs": "prepare",
+    "/convert": "Inspect",
+    "/train": "Preset",
+    "/deploy": "Endpoint",
+    "/models": "smollm2-maths",
+}
+
+
+@pytest.mark.parametrize("path", MAIN)
+def test_every_page_renders_its_own_content_and_marks_itself(page: Page, path: str):
+    opened(page, path)
+    expect(page.locator("body")).to_contain_text(MAIN[path])
+    expect(page.locator("#nav a[aria-current]")).to_have_count(1)
+
+
+def test_home_lists_the_stages_of_the_demo_with_progress_and_links(page: Page):
+    opened(page, "/")
+    stages = page.locator("#demo .stages li")
+    expect(stages).to_have_count(7)
+    training = stages.filter(has_text="Train the speculator")
+    expect(training).to_contain_text("42%")
+    expect(training).to_contain_text("about 14 min left")
+    expect(page.get_by_role("link", name="Open the playground")).to_have_attribute(
+        "href", re.compile(r"^/playground\?deployment=")
+    )
+
+
+def test_a_reload_and_a_second_browser_show_the_same_progress(
+    page: Page, chromium: Browser, stage: Stage, signed_in: dict
+):
+    address = _run_address(page, "train")
+    opened(page, address)
+    _expect_training(page)
+    page.reload()
+    _expect_training(page)
+    second = chromium.new_context(base_url=stage.address, storage_state=signed_in).new_page()
+    opened(second, address)
+    _expect_training(second)
+    second.context.close()
+
+
+def test_charts_draw_all_points_and_the_log_ends_at_its_end(page: Page):
+    opened(page, _run_address(page, "train"))
+    expect(page.locator("#run-chart .plot svg.main-svg").first).to_be_visible()
+    points = page.evaluate("document.querySelectorAll('#run-chart .plot')[0].data[0].x.length")
+    assert points == 60
+    log = page.locator("#run-log pre")
+    expect(log).to_contain_text("step 600 loss")
+    assert log.evaluate("pane => pane.scrollHeight - pane.scrollTop - pane.clientHeight") < 40
+
+
+def test_the_whole_log_can_be_downloaded(page: Page):
+    opened(page, _run_address(page, "convert", "failed"))
+    with page.expect_download() as download:
+        page.locator("#run-log a", has_text="Download").click()
+    text = Path(download.value.path()).read_text()
+    assert text.splitlines() == ["convert starts", *HOSTILE]
+
+
+def test_hostile_names_errors_and_log_lines_are_only_text(page: Page):
+    opened(page, _run_address(page, "convert", "failed"))
+    expect(page.locator("#run-header h1")).to_have_text(HOSTILE[0])
+    error = page.locator("#run-header .notice.error")
+    for text in HOSTILE[:3]:
+        expect(error).to_contain_text(text)
+    for text in HOSTILE:
+        expect(page.locator("#run-log pre")).to_contain_text(text)
+    assert page.locator("#run-header img, #run-log img, #run-log script").count() == 0
+    opened(page, "/models")
+    expect(page.locator("#models")).to_contain_text(HOSTILE[0])
+    expect(page.locator("#models")).to_contain_text(HOSTILE[1])
+
+
+def test_filters_and_pages_of_runs_are_kept_in_the_address(page: Page):
+    opened(page, "/runs?kind=prepare")
+    rows = page.locator("#runs tbody tr")
+    expect(rows).to_have_count(25)
+    page.get_by_role("button", name="Older").click()
+    expect(page.locator("#runs")).to_contain_text("26–")
+    assert "kind=prepare" in page.url and "offset=25" in page.url
+    page.reload()
+    expect(page.locator("#runs")).to_contain_text("26–")
+
+
+def test_an_unknown_run_is_a_sentence(page: Page):
+    opened(page, "/runs?run=nothing-here")
+    expect(page.locator("#run-header")).to_contain_text("there is no run 'nothing-here'")
+
+
+def test_cancel_is_there_while_there_is_something_to_stop_and_retry_after(page: Page):
+    opened(page, "/runs?state=queued&kind=prepare")
+    page.goto(page.locator("#runs tbody a").first.get_attribute("href") or "")
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#run-header .chip")).to_have_text("cancelled")
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
+    expect(page.get_by_role("button", name="Retry")).to_be_visible()
+
+
+def test_an_answer_shows_each_token_by_its_origin_and_the_numbers_of_its_steps(page: Page):
+    _ask(page, "How much do 7 pens cost?")
+    expected = list(decoded(story_of(""), speculative=True))
+    told = numbers(expected)
+    view = page.locator("#tokens")
+    expect(view.locator(".tv-step")).to_have_count(len(expected))
+    expect(view.locator(".tok.accepted")).to_have_count(told["accepted"])
+    unused = view.locator(".tok.rejected, .tok.unverified")
+    expect(unused).to_have_count(told["drafted"] - told["accepted"])
+    expect(view.locator(".tok.own")).to_have_count(len(expected))
+    expect(view.locator(".tv-summary")).to_have_text(
+        f"Accepted {told['accepted']} of {told['drafted']} draft tokens."
+    )
+    answer = view.locator(".tv-flow").evaluate(
+        "flow => [...flow.querySelectorAll('span.tok')].map(t => t.textContent).join('')"
+    )
+    assert answer == "".join(story_of(""))
+
+
+def test_arrow_keys_walk_the_steps_and_tell_what_was_drafted(page: Page):
+    _ask(page, "How much do 7 pens cost?")
+    detail = page.locator("#tokens .tv-detail")
+    page.locator("#tokens .tv-flow").focus()
+    page.keyboard.press("Home")
+    expect(detail).to_contain_text("Step 1 of")
+    expect(detail).to_contain_text("accepted (draft 71 %, verifier 64 %)")
+    page.keyboard.press("ArrowRight")
+    expect(detail).to_contain_text("Step 2 of")
+    expect(detail).to_contain_text("rejected")
+    expect(page.locator("#tokens .tv-step.chosen")).to_be_focused()
+
+
+def test_hostile_tokens_are_only_text(page: Page):
+    _ask(page, "hostile, please")
+    flow = page.locator("#tokens .tv-flow")
+    for text in HOSTILE:
+        expect(flow).to_contain_text(text)
+    assert flow.locator("img, script").count() == 0
+
+
+def test_comparing_with_plain_says_whether_the_texts_are_identical(page: Page):
+    _ask(page, "How much do 7 pens cost?", compare=True)
+    expect(page.locator("#verdict")).to_contain_text("Both texts are identical")
+    expect(page.locator("#tokens-plain .tv-step").first).to_be_visible()
+    expect(page.locator("#tokens-plain .tok.accepted")).to_have_count(0)
+
+
+def test_stop_ends_the_answer_and_gives_send_back(page: Page):
+    _ask(page, "a long and slow answer, please", wait=False)
+    expect(page.locator("#tokens .tv-step").nth(30)).to_be_attached()
+    page.locator("#stop").click()
+    expect(page.locator("#tokens .chip")).to_have_text("stopped")
+    expect(page.locator("#send")).to_be_visible()
+    count = page.locator("#tokens .tv-step").count()
+    page.wait_for_timeout(600)
+    assert page.locator("#tokens .tv-step").count() == count
+
+
+def test_a_long_answer_arrives_whole(page: Page):
+    _ask(page, "a long answer, please")
+    steps = list(decoded(story_of("long"), speculative=True))
+    expect(page.locator("#tokens .tv-step")).to_have_count(len(steps))
+    assert len(story_of("long")) > 3000
+
+
+def test_an_empty_message_is_refused_in_words(page: Page):
+    opened(page, "/playground")
+    expect(page.locator("#deployment input")).not_to_have_value("")
+    page.locator("#send").click()
+    expect(page.locator("#verdict")).to_contain_text("the message is empty")
+    expect(page.locator("#send")).to_be_visible()
+
+
+def test_a_wrong_field_says_so_beside_itself_and_submits_nothing(page: Page):
+    opened(page, "/convert")
+    expect(page.locator("#field-verifier input")).to_have_value("smollm2-135m-instruct")
+    page.locator("#field-speculative-tokens textarea, #field-speculative-tokens input").fill("no")
+    page.locator("#convert").click()
+    expect(page.locator("#field-checkpoint")).to_contain_text("This is needed.")
+    expect(page.locator("#field-speculative-tokens")).to_contain_text("Must be a whole number")
+    expect(page.locator("#convert-answer")).to_be_empty()
+
+
+def test_a_path_that_is_not_there_is_a_sentence(page: Page):
+    opened(page, "/convert")
+    expect(page.locator("#field-verifier input")).to_have_value("smollm2-135m-instruct")
+    page.locator("#field-checkpoint input").fill("~/no-such-${checkpoint}")
+    page.keyboard.press("Enter")
+    page.locator("#inspect").click()
+    answer = page.locator("#convert-answer .notice.error")
+    expect(answer).to_contain_text("no-such-${checkpoint}")
+    expect(answer).not_to_contain_text("Traceback")
+
+
+def test_a_double_click_on_deploy_makes_one_deployment(page: Page):
+    opened(page, "/deploy")
+    expect(page.locator("#field-verifier input")).to_have_value("smollm2-135m-instruct")
+    cards = page.locator("#deployments .card")
+    expect(cards).not_to_have_count(0)
+    before = cards.count()
+    page.locator("#deploy").dblclick()
+    expect(page.locator("#deploy-answer")).to_contain_text("Queued")
+    expect(cards).to_have_count(before + 1)
+    expect(page.locator("#deploy-command")).to_contain_text("speclab submit deploy")
+
+
+def test_an_uploaded_file_becomes_a_chain_of_runs_and_a_bad_one_a_sentence(
+    page: Page, tmp_path: Path
+):
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    good.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n")
+    bad.write_text('{"text": "no messages"}\n')
+    opened(page, "/train")
+    expect(page.locator("#field-verifier input")).to_have_value("smollm2-135m-instruct")
+    page.get_by_label("Upload a file").check()
+    for file, words in ((bad, "there are no `messages`"), (good, "Queued:")):
+        page.locator("#upload input[type=file]").set_input_files(file)
+        expect(page.locator("#upload")).to_contain_text(file.name)
+        page.locator("#train").click()
+        expect(page.locator("#train-answer")).to_contain_text(words)
+        page.locator(
+            "#upload button[aria-label*='lear' i], #upload button[aria-label*='emove' i]"
+        ).first.click()
+    links = page.locator("#train-answer .notice a")
+    expect(links).to_have_count(2)
+
+
+def _run_address(page: Page, kind: str, state: str = "") -> str:
+    opened(page, f"/runs?kind={kind}&state={state or 'all'}")
+    return page.locator("#runs tbody a").first.get_attribute("href") or ""
+
+
+def _expect_training(page: Page) -> None:
+    header = page.locator("#run-header")
+    expect(header.locator(".chip")).to_have_text("running")
+    expect(header).to_contain_text("42%")
+    expect(header).to_contain_text("about 14 min left")
+    expect(page.get_by_role("button", name="Cancel")).to_be_visible()
+
+
+def _ask(page: Page, question: str, *, compare: bool = False, wait: bool = True) -> None:
+    opened(page, "/playground")
+    expect(page.locator("#deployment input")).not_to_have_value("")
+    page.locator("#message textarea").fill(question)
+    if compare:
+        page.locator("#compare input").check()
+    page.locator("#send").click()
+    if wait:
+        expect(page.locator("#tokens .chip")).to_have_text("done")
