@@ -25,18 +25,16 @@ from app.settings import settings
 from app.store.engine import reading, serialise, writing
 from app.store.models import Deployment, DeploymentPhase, Run, RunState
 from speculators_core.params import JobKind, parse_params
-
-DOMAIN = "short everyday maths problems"
-LIMITS = (
-    "This speculator has seen a few hundred chats of one narrow domain, written by the verifier "
-    "itself. One for all of chat needs tens of thousands of varied chats, answered by the "
-    "verifier, and hours on a GPU."
+from speculators_core.training.presets import (
+    DEMO_DOMAIN,
+    DEMO_LIMITS,
+    DEMO_PREPARE,
+    DEMO_SELF_WRITE,
+    DEMO_TRAIN,
 )
+
 _VERIFIER_NAME = "smollm2-135m-instruct"
 _SPECULATIVE_TOKENS = 3
-_SELF_WRITE: dict[str, Any] = {"domain": "maths"}
-_PREPARE: dict[str, Any] = {"seq_length": 512}
-_TRAIN: dict[str, Any] = {"max_minutes": 25.0}
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def stages() -> tuple[Stage, ...]:
             "self_write",
             JobKind.SELF_WRITE,
             "Write training chats",
-            f"The verifier writes {DOMAIN} and answers them",
+            f"The verifier writes {DEMO_DOMAIN} and answers them",
             {"verifier": "run:verifier", **self_write},
         ),
         Stage(
@@ -154,8 +152,8 @@ def status() -> DemoView:
     return DemoView(
         state=_state(found),
         stages=shown,
-        domain=DOMAIN,
-        limits=LIMITS,
+        domain=DEMO_DOMAIN,
+        limits=DEMO_LIMITS,
         acceptance_length=length,
         headline=_headline(length),
         deployment_id=_to_chat_with(shown),
@@ -163,12 +161,14 @@ def status() -> DemoView:
 
 
 def _presets() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    full = dict(DEMO_SELF_WRITE), dict(DEMO_PREPARE), dict(DEMO_TRAIN)
     if settings().demo_scale == "full":
-        return _SELF_WRITE, _PREPARE, _TRAIN
+        return full
+    self_write, prepare, train = full
     return (
-        {**_SELF_WRITE, "samples": 24, "held_out": 4, "max_answer_tokens": 32},
-        {**_PREPARE, "draft_vocab_size": 1024},
-        {**_TRAIN, "epochs": 4, "max_minutes": 1.0},
+        {**self_write, "samples": 24, "held_out": 4, "max_answer_tokens": 32},
+        {**prepare, "draft_vocab_size": 1024},
+        {**train, "epochs": 4, "max_minutes": 1.0},
     )
 
 
@@ -279,7 +279,7 @@ def _headline(length: float | None) -> str | None:
     if length is None:
         return None
     return (
-        f"Acceptance length {length:.2f}: on {DOMAIN} that it never saw, each pass of the "
+        f"Acceptance length {length:.2f}: on {DEMO_DOMAIN} that it never saw, each pass of the "
         f"verifier gives {length:.2f} tokens instead of one."
     )
 

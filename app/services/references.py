@@ -185,8 +185,9 @@ def _names_path(reference: str) -> bool:
 
 def _each_reference(params: Mapping[str, Any], change: Callable[[str, str], str]) -> dict[str, Any]:
     changed = dict(params)
-    for field in _REGISTRY_OF.keys() & params.keys():
-        value = params[field]
+    for field, value in params.items():
+        if field not in _REGISTRY_OF:
+            continue
         if isinstance(value, str):
             changed[field] = change(value, field)
         elif isinstance(value, (list, tuple)):

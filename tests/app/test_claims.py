@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import pytest
 
-from app.services import claims, deployments, runs
+from app.services import claims, deployments, recovery, runs
 from app.settings import settings
 from app.store.engine import writing
 from app.store.models import DeploymentPhase, Run, RunState, now
@@ -42,6 +42,10 @@ def claim(host="here") -> str | None:
 
 def state(run_id: str) -> RunState:
     return runs.get(run_id).state
+
+
+def held() -> set[str]:
+    return {slot.run_id for slot in claims.list_slots() if slot.run_id}
 
 
 def silent_for(run_id: str, seconds: float) -> None:
@@ -330,6 +334,22 @@ def test_a_lost_deployment_waits_for_a_person_and_a_cancelling_one_ends_cancelle
     assert claims.mark_lost(job, "power loss")
     assert state(job) is RunState.CANCELLED and not claims.requeue(job)
     assert not claims.mark_lost(job, "again")
+
+
+def test_a_run_that_its_worker_hands_back_is_queued_again_and_loses_no_attempt(here):
+    run_id, follower = train(), deploy()
+    with writing() as session:
+        session.get(Run, run_id).attempt = settings().max_attempts - 1
+    needing = prepare(needs=[run_id])
+    claim(), claim()
+    assert recovery.hand_back(run_id, "the worker was told to end")
+    run = runs.get(run_id)
+    assert run.state is RunState.QUEUED and run.attempt == settings().max_attempts - 1
+    assert state(needing) is RunState.QUEUED and run_id not in held()
+    assert claim() == run_id
+    runs.cancel(run_id, "ada")
+    assert not recovery.hand_back(run_id, "again") and state(run_id) is RunState.CANCELLING
+    assert follower in held()
 
 
 def test_lost_runs_are_those_of_one_host_or_of_all(here):

