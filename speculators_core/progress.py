@@ -39,3 +39,24 @@ class Quiet:
 
     def stopping(self) -> bool:
         return False
+
+
+class Portion:
+    """The stretch `low`..`high` of a larger piece of work, told to whoever watches the whole."""
+
+    def __init__(self, whole: Progress, low: float, high: float) -> None:
+        self._whole, self._low, self._high = whole, low, high
+
+    def update(self, fraction: float | None, text: str, eta_s: float | None = None) -> None:
+        if fraction is not None:
+            fraction = self._low + (self._high - self._low) * fraction
+        self._whole.update(fraction, text, eta_s)
+
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        self._whole.metrics(step, values)
+
+    def note(self, text: str) -> None:
+        self._whole.note(text)
+
+    def stopping(self) -> bool:
+        return self._whole.stopping()

@@ -26,12 +26,14 @@ from speculators_core.errors import Conflict, DataError, PairingError
 from speculators_core.models.eagle3 import Eagle3Draft
 from speculators_core.models.verifier import Verifier, load_verifier
 from speculators_core.params import TrainParams
-from speculators_core.progress import Progress, Quiet
+from speculators_core.progress import Portion, Progress, Quiet
 from speculators_core.training import checkpointing
 from speculators_core.training.draft import aux_layers, build_draft
 from speculators_core.training.loop import Loop, Source
 from speculators_core.training.loss import TargetHead
 from speculators_core.training.packing import Document
+
+_STATES_SHARE = 0.2  # of the whole time, about, when the states are cached first
 
 
 class TrainResult(BaseModel):
@@ -65,7 +67,9 @@ def train(
     verifier = load_verifier(params.verifier, dtype=dtype, device=device)
     _check_pair(prepared, verifier, params)
     layers = aux_layers(params, verifier.facts)
-    source, quarantined = _source(params, prepared, verifier, layers, progress)
+    share = _STATES_SHARE if params.hidden_states == "cached" else 0.0
+    first = Portion(progress, 0.0, share)
+    source, quarantined = _source(params, prepared, verifier, layers, first)
     training, validation = _split(prepared, quarantined)
     draft = build_draft(params, verifier, prepared)
     loop = Loop(
@@ -77,10 +81,11 @@ def train(
         training=training,
         validation=validation,
         directory=checkpoints,
-        progress=progress,
+        progress=Portion(progress, share, 1.0),
         began=began,
     )
     loop.position.fingerprint = _fingerprint(params, prepared, verifier)
+    del verifier  # a cached run needs none of its layers any more
     checkpoint = checkpointing.load_last(earlier, loop.position.fingerprint) if earlier else None
     if checkpoint:
         loop.load(checkpoint)
