@@ -47,6 +47,12 @@ def group_alive(pgid: int, started: float) -> bool:
     return any(_members(pgid, started))
 
 
+def living_groups() -> set[int]:
+    """Numbers of all groups with a living member, from one look at `/proc`."""
+    stats = (_stat(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return {stat.pgid for stat in stats if stat}
+
+
 def signal_group(pgid: int, started: float, number: int) -> None:
     """Signal a group; nothing happens when it is gone or its number belongs to another now."""
     if group_alive(pgid, started):

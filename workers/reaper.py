@@ -28,6 +28,7 @@ from speculators_core.errors import Unavailable
 from workers import leases
 from workers.leftovers import end_leftovers, job_gone
 from workers.log import note
+from workers.processes import living_groups
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class Reaper:
     def end_orphans(self) -> None:
         """End processes of runs that have ended: their supervisor died between the two."""
         query = (
-            select(Run.id)
+            select(Run.id, Run.job_pgid, Deployment.server_pgid)
             .outerjoin(Deployment, Deployment.run_id == Run.id)
             .where(
                 Run.host == self.host,
@@ -108,9 +109,11 @@ class Reaper:
             )
         )
         with reading() as session:
-            ended = list(session.scalars(query))
-        for run_id in ended:
-            end_leftovers(run_id)
+            ended = session.execute(query).all()
+        living = living_groups() if ended else set()
+        for run_id, job_pgid, server_pgid in ended:
+            if job_pgid in living or server_pgid is not None:
+                end_leftovers(run_id)
 
     def take_over_from_gone_hosts(self) -> None:
         """Queue again what other hosts ran when they vanished."""
