@@ -19,6 +19,7 @@ from speculators_core.decode.drafter import Draft, Drafter, Drafting
 from speculators_core.decode.eagle import EagleDrafter
 from speculators_core.decode.engine import SpeculativeDecoder, Step
 from speculators_core.decode.ngram import NgramDrafter
+from speculators_core.decode.prompt import chat_ids
 from speculators_core.decode.sampling import Sampler
 from speculators_core.models.verifier import Verifier, load_verifier
 from speculators_core.params import SamplingParams
@@ -149,3 +150,16 @@ def test_prompt_lookup_changes_nothing_and_finds_repetition(tiny_verifier):
         assert_lossless(verifier, prompt, expected, text(steps))
         accepted += sum(step.accepted for step in steps)
     assert accepted > 40
+
+
+@pytest.mark.slow
+def test_ten_answers_of_a_real_small_model_are_unchanged(smollm2):
+    """SmolLM2-135M with prompt lookup and with known answers full of errors."""
+    verifier = load_verifier(smollm2)
+    for i in range(10):
+        question = f"Tom has {i + 3} apples and buys {i + 5} more. How many apples has he now?"
+        prompt = chat_ids(verifier.tokenizer, [{"role": "user", "content": question}])
+        expected = text(run(verifier, None, 0, prompt, tokens=24))
+        for drafter in (NgramDrafter(), ScriptedDrafter(prompt, expected, wrong_every=3)):
+            got = text(run(verifier, drafter, 1 + i % 6, prompt, tokens=24))
+            assert_lossless(verifier, prompt, expected, got)

@@ -82,7 +82,7 @@ def expected_pairs(sampler: Sampler) -> dict[tuple[int, int], float]:
 )
 def test_pairs_of_tokens_come_as_often_as_the_verifier_says(params, drawn):
     sampler = Sampler(params)
-    counts = Counter(two_tokens(sampler, drawn=drawn) for _ in range(4000))
+    counts = Counter(two_tokens(sampler, drawn=drawn) for _ in range(2500))
     assert p_value(counts, expected_pairs(sampler)) > FALSE_ALARM
 
 
@@ -114,7 +114,7 @@ def test_the_engine_keeps_the_verifiers_distribution(tiny_verifier, probabilisti
     params = SamplingParams(temperature=0.7, top_k=4, max_tokens=3)
     expected = triples(verifier, prompt, Sampler(params))
     counts: Counter = Counter()
-    for seed in range(400):
+    for seed in range(300):
         steps = decoder.generate(prompt, params.model_copy(update={"seed": seed}), ())
         counts[tuple(t for step in steps for t in step.emitted)] += 1
     assert p_value(counts, expected) > FALSE_ALARM
