@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -61,6 +62,15 @@ def prepare(current: Settings) -> None:
             where=str(current.broker_socket),
             hint="find it with `ss -xlp` and end it",
         )
+
+
+def tidy(current: Settings) -> None:
+    """After the server has ended: a socket directory outside SPECLAB_HOME goes too."""
+    directory = current.broker_socket.parent
+    if not directory.is_relative_to(current.home):
+        current.broker_socket.unlink(missing_ok=True)
+        with suppress(OSError):
+            directory.rmdir()
 
 
 def answers(current: Settings) -> bool:

@@ -48,7 +48,6 @@ def create_app(*, pages: bool = True) -> FastAPI:
     """The whole application; without `pages` only what programs use (Gradio takes seconds)."""
     current = settings()
     require_loopback(current.host)
-    event_log.configure()
     app = FastAPI(
         title="Speclab",
         version=version("speclab"),
@@ -73,6 +72,7 @@ def create_app(*, pages: bool = True) -> FastAPI:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    event_log.configure()
     # No time limit on reading: a server may think for long between two tokens.
     limits = httpx.Timeout(connect=10, read=None, write=60, pool=10)
     async with httpx.AsyncClient(timeout=limits, trust_env=False) as client:

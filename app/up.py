@@ -38,20 +38,29 @@ def up(current: Settings, announce: Announce) -> None:
     require_loopback(current.host)
     require_free_port(current)
     _private_home(current)
-    with instance.hold(current.home, "up"), Supervisor() as supervisor:
-        _ready_store(current)
-        if current.broker_url is None:
-            embedded_broker.prepare(current)
-            broker = supervisor.add(_broker(current))
-            supervisor.wait_until(lambda: embedded_broker.answers(current), broker, _BROKER_START_S)
-        supervisor.add(_worker(current))
-        app = supervisor.add(_app(current))
-        supervisor.wait_until(lambda: _healthy(current), app, _APP_START_S)
-        instance.publish(current.home, "up", address(current))
-        gate = Gate.of(current)
-        private_text(gate.api_token_file)  # scripts look for it there
-        announce(gate.issue_link(address(current)))
-        supervisor.watch()
+    with instance.hold(current.home, "up"):
+        try:
+            with Supervisor() as supervisor:
+                _start(current, supervisor)
+                instance.publish(current.home, "up", address(current))
+                gate = Gate.of(current)
+                private_text(gate.api_token_file)  # scripts look for it there
+                announce(gate.issue_link(address(current)))
+                supervisor.watch()
+        finally:
+            embedded_broker.tidy(current)
+
+
+def _start(current: Settings, supervisor: Supervisor) -> None:
+    """Until the app answers."""
+    _ready_store(current)
+    if current.broker_url is None:
+        embedded_broker.prepare(current)
+        broker = supervisor.add(_broker(current))
+        supervisor.wait_until(lambda: embedded_broker.answers(current), broker, _BROKER_START_S)
+    supervisor.add(_worker(current))
+    app = supervisor.add(_app(current))
+    supervisor.wait_until(lambda: _healthy(current), app, _APP_START_S)
 
 
 def worker(current: Settings, announce: Callable[[], None]) -> None:

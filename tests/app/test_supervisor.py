@@ -168,7 +168,8 @@ def test_the_broker_socket_is_short_and_private_under_a_long_home(tmp_path: Path
         with pytest.raises(Unavailable, match="not private"):
             embedded_broker.prepare(current)
     finally:
-        folder.rmdir()
+        embedded_broker.tidy(current)
+    assert not folder.exists()
 
 
 def test_a_broker_left_by_a_killed_parent_is_ended(tmp_path: Path, short: Path) -> None:
@@ -196,7 +197,7 @@ def short() -> Iterator[Path]:
 def lab() -> Iterator[Lab]:
     """The real thing, started once."""
     with _short_directory() as directory:
-        lab = Lab(directory / "home", _free_port())
+        lab = Lab(directory / ("home-too-long-for-a-socket" * 4), _free_port())
         lab.start()
         try:
             yield lab
@@ -228,10 +229,10 @@ class Lab:
         mine = {k: v for k, v in os.environ.items() if not k.startswith("SPECLAB_")}
         return {**mine, "SPECLAB_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
 
-    def speclab(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def speclab(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "app.cli", *arguments],
-            env=self.environment,
+            env={**self.environment, **settings},
             capture_output=True,
             text=True,
             timeout=120,
@@ -319,6 +320,14 @@ def test_a_run_submitted_from_a_terminal_is_done(lab: Lab, short: Path) -> None:
     assert "succeeded" in followed.stderr, followed.stdout
     page = json.loads(lab.speclab("runs", "--json").stdout)
     assert page["items"][0]["result"]["name"] == "tiny"
+    elsewhere = {
+        "SPECLAB_HOME": str(short / "elsewhere"),
+        "SPECLAB_URL": f"http://127.0.0.1:{lab.port}",
+        "SPECLAB_TOKEN": (lab.home / "api-token").read_text(),
+    }
+    assert json.loads(lab.speclab("runs", "--json", **elsewhere).stdout) == page
+    refused = lab.speclab("runs", "--json", **{**elsewhere, "SPECLAB_TOKEN": "wrong"})
+    assert json.loads(refused.stdout)["error"]["kind"] == "forbidden"
 
 
 def test_down_stops_everything_and_a_second_up_is_clean(lab: Lab) -> None:
