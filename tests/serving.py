@@ -23,6 +23,7 @@ from app.store import engine
 from app.store.models import RunState
 from tests.conftest import CACHE
 from tests.workers.lab import Lab, wait_for
+from workers.outcome import STOPPED
 
 HOST = "serving-test"
 READY_S = 480
@@ -102,8 +103,13 @@ class ServingLab:
         return status
 
     def close(self) -> None:
-        for run_id, job in self.jobs.items():
-            if job.poll() is None:
-                self.stop(run_id)
-        self.lab.close()
-        shutil.rmtree(self.home, ignore_errors=True)
+        """End everything. Asserts that each deployment left when it was asked to, and whole."""
+        try:
+            running = [run_id for run_id, job in self.jobs.items() if job.poll() is None]
+            statuses = [self.stop(run_id) for run_id in running]
+            left = self.lab.processes()
+        finally:
+            self.lab.close()
+            shutil.rmtree(self.home, ignore_errors=True)
+        assert statuses == [STOPPED] * len(running)
+        assert left == []
