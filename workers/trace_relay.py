@@ -26,6 +26,7 @@ import redis
 from app.services import acceptance, broker, deployments
 from app.services.acceptance import RequestAcceptance
 from app.settings import settings
+from app.store.models import TraceMode
 from speculators_core.decode.detokenize import Decodes, Detokenizer
 from speculators_core.errors import CheckpointError, Unavailable
 from workers.server import WARM_UP_ID
@@ -49,6 +50,8 @@ class Translator:
         self._open: dict[str, _Request] = {}
         self.finished: deque[RequestAcceptance] = deque(maxlen=_KEPT_ROWS)
         self.dropped = 0
+        self.placeholders = False
+        """The engine hides which tokens were rejected: their ids are -1."""
 
     def record(self, event: dict[str, Any]) -> dict[str, Any]:
         """The stream record of an engine event. Raises `KeyError` for what is none."""
@@ -59,6 +62,7 @@ class Translator:
         if event["ev"] == "step":
             # a start that was dropped costs a request its beginning, not its steps
             request = self._open.get(rid) or self._begin(rid, event)
+            self.placeholders = self.placeholders or -1 in event["drafted"]
             return request.step(event)
         return self._end(rid, event)
 
@@ -159,7 +163,7 @@ class TraceRelay:
         self._publish = publish or _to_stream(broker.trace_stream(deployment_id))
         self._unpublished = 0
         self._retry_at = 0.0
-        self._told_drops = 0
+        self._told: dict[str, Any] = {}
         self._partial: dict[socket.socket, bytes] = {}
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -186,7 +190,7 @@ class TraceRelay:
             finished.extendleft(reversed(batch))
             logger.warning("%s; %d acceptance rows wait", error.message, len(batch))
             return
-        self._tell_drops()
+        self._tell()
 
     def close(self) -> None:
         """Read what has arrived, settle, and leave no socket behind."""
@@ -198,12 +202,15 @@ class TraceRelay:
         self._selector.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _tell_drops(self) -> None:
-        dropped = self.dropped
-        if dropped != self._told_drops:
+    def _tell(self) -> None:
+        """What has changed about the trace as a whole."""
+        facts: dict[str, Any] = {"dropped_records": self.dropped} if self.dropped else {}
+        if self._translator.placeholders:
+            facts["trace_mode"] = TraceMode.COUNTS
+        if facts != self._told:
             with suppress(Unavailable):
-                deployments.update(self.deployment_id, dropped_records=dropped)
-                self._told_drops = dropped
+                deployments.update(self.deployment_id, **facts)
+                self._told = facts
 
     def _listen(self) -> None:
         while True:

@@ -28,6 +28,7 @@ UPDATES_PER_SECOND = 30
 _TICK_S = 1 / UPDATES_PER_SECOND
 _TRACE_PATIENCE_S = 3.0  # text without steps for so long: the trace is missing
 _LAST_STEPS_S = 2.0  # how long the end of the trace may trail the end of the answer
+_COUNTS_ONLY = "The server tells how many drafts it rejected, not which."
 
 State = Literal["waiting", "streaming", "done", "stopped", "failed"]
 
@@ -168,7 +169,7 @@ class _Conversation:
         elif answer.text and not self.steps and answer.age > _TRACE_PATIENCE_S:
             self.message = "No trace arrives for this answer: plain text, without colour."
         elif self.steps:
-            self.message = ""
+            self.message = self._limits
 
     def _end(self, answer: Answer, state: State, reader: StepReader | None = None) -> None:
         self.state = state
@@ -193,7 +194,11 @@ class _Conversation:
             return "The server counted other acceptance numbers than the trace shows."
         if not self.plain and self.tally.tokens > 1 and not self.tally.steps:
             return "Nothing was drafted for this answer: speculation was inactive."
-        return ""
+        return self._limits
+
+    @property
+    def _limits(self) -> str:
+        return _COUNTS_ONLY if self.deployment.trace_mode is TraceMode.COUNTS else ""
 
     def _update(self, answer: Answer) -> PlaygroundUpdate:
         fresh = tuple(self.steps[self._sent_steps :])

@@ -147,6 +147,8 @@ def test_what_can_not_be_launched_starts_nothing(run, servers) -> None:
 def test_health_is_one_line() -> None:
     idle = Counters(running=0, waiting=0)
     assert deploy.health_line(idle) == "serving: 0 running, 0 waiting; nothing drafted yet"
+    broken = Counters(steps=300, drafted=900)
+    assert "none of 900 drafted tokens was accepted" in deploy.health_line(broken)
     busy = Counters(steps=10, drafted=30, accepted=7, running=2, waiting=1)
     assert "acceptance length 1.70 over 10 steps" in deploy.health_line(busy)
 

@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from app.services import acceptance, deployments
+from app.store.models import TraceMode
 from speculators_core.errors import Unavailable
 from speculators_core.trace import TraceWriter
 from tests import tiny
@@ -185,6 +186,17 @@ def test_rows_wait_for_a_store_that_is_away(rows: dict[str, Any]) -> None:
     rows["away"] = False
     relay.close()
     assert len(rows["requests"]) == 1
+
+
+def test_placeholders_make_it_a_trace_of_counts(rows: dict[str, Any]) -> None:
+    published: list[dict[str, Any]] = []
+    relay = TraceRelay("d", Letters(), published.extend)
+    writer = TraceWriter(relay.path)
+    for event in [start(), step(0, [97, -1, -1], 1, "ab"), end()]:
+        writer.write(event)
+    wait_until(lambda: len(published) == 3)
+    relay.close()
+    assert rows["changes"] == {"trace_mode": TraceMode.COUNTS}
 
 
 def test_lines_that_are_no_events_are_counted_and_skipped(rows: dict[str, Any]) -> None:

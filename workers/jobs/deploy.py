@@ -24,6 +24,7 @@ DRAIN_S = 7.0  # vLLM drains for 5 s by itself; the rest is its own way out
 _LOOK_S = 0.25
 _SETTLE_S = 1.0
 _SCRAPE_S = 10.0
+_SILENT_STEPS = 200  # drafting steps without a single acceptance that are no bad luck any more
 _PHASES = {
     DeploymentPhase.STARTING: "starting the server",
     DeploymentPhase.LOADING: "loading the model",
@@ -149,4 +150,6 @@ def health_line(counters: Counters) -> str:
     length = counters.acceptance_length
     if length is None:
         return f"{load}; nothing drafted yet"
+    if not counters.accepted and counters.steps > _SILENT_STEPS:
+        return f"{load}; none of {counters.drafted} drafted tokens was accepted: something is wrong"
     return f"{load}; acceptance length {length:.2f} over {counters.steps} steps"
