@@ -1,11 +1,12 @@
 """The scheduler class that runs inside vLLM: it writes the trace, and lets a request opt out.
 
 vLLM 0.32 loads `make_scheduler` through `--scheduler-cls` and calls it with the keywords of its own
-scheduler. Two things are added to that scheduler:
+scheduler. Three things are added to that scheduler:
 
 - where `SPECLAB_TRACE_SOCKET` is set, every decoding step goes out as trace events
   (docs/architecture.md, "Trace"); without it the class has no hook for them at all;
-- a request with `vllm_xargs: {"speculate": "0"}` is decoded plainly on the same server.
+- a request with `vllm_xargs: {"speculate": "0"}` is decoded plainly on the same server;
+- the engine ends with the server that started it, also when that one is killed.
 
 Draft ids are real where scheduling is synchronous and the V1 model runner is used. Otherwise vLLM
 shows the scheduler placeholders (-1): the ids of accepted drafts are then taken from what was
@@ -14,7 +15,10 @@ sampled, those of rejected drafts stay -1 and only their count means something.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import multiprocessing
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -22,6 +26,7 @@ from typing import Any, NamedTuple
 from speculators_core.trace import TraceWriter
 
 OPT_OUT = "speculate"  # the vllm_xargs key; "0" decodes plainly
+_PR_SET_PDEATHSIG = 1
 _PROMPT_TAIL = 6  # prompt tokens that the text of the first answer token continues from
 
 logger = logging.getLogger("vllm.speclab.trace")  # below vLLM's own, whose handlers show it
@@ -54,6 +59,7 @@ def make_scheduler(**keywords: Any) -> Any:
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 
+    end_with_server()
     asynchronous = keywords["vllm_config"].scheduler_config.async_scheduling
     kind: type[Any] = opting_out(AsyncScheduler if asynchronous else Scheduler)
     writer = TraceWriter.from_environment()
@@ -65,6 +71,12 @@ def make_scheduler(**keywords: Any) -> Any:
         f"to {writer.path}" if writer is not None else "off",
     )
     return kind(**keywords)
+
+
+def end_with_server() -> None:
+    """vLLM's engine outlives a server process that is killed; this one is killed with it."""
+    if multiprocessing.parent_process() is not None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def wants_plain(request: Any) -> bool:
