@@ -56,10 +56,18 @@ def plan(params: DeployParams, trace_socket: Path | None = None) -> Launch:
     listens to the trace, if somebody does.
     """
     examined = examine(params)
+    params = _absolute(params)
     port = choose_port(params.port)
     name = f"{Path(params.verifier).name}-{secrets.token_hex(3)}"
     build = _reference if params.engine == "reference" else _vllm
     return build(params, examined, port, name, trace_socket if params.trace else None)
+
+
+def _absolute(params: DeployParams) -> DeployParams:
+    """The server has a working directory of its own."""
+    given = {"verifier": params.verifier, "speculator": params.speculator}
+    paths = {name: str(Path(path).absolute()) for name, path in given.items() if path}
+    return params.model_copy(update=paths)
 
 
 def choose_port(wanted: int | None) -> int:

@@ -102,6 +102,14 @@ def test_tracing_switched_off_leaves_no_socket(pair) -> None:
     assert planned.trace_mode is TraceMode.OFF
 
 
+def test_relative_paths_reach_the_server_whole(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pair[0].parent)
+    given = DeployParams(verifier=pair[0].name, speculator=pair[1].name, max_model_len=512)
+    command = launch.plan(given).command
+    assert str(pair[0]) in command
+    assert any(f'"model": "{pair[1]}"' in word for word in command)
+
+
 def test_the_reference_engine_is_called_with_the_same_choices(pair) -> None:
     planned = launch.plan(params(pair, engine="reference", port=None))
     words = planned.command
