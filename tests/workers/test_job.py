@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from app.services import claims, runs, verifiers
+from app.settings import settings
 from speculators_core.errors import NotFound
 from speculators_core.params import JobKind
 from tests import tiny
@@ -70,12 +71,12 @@ def test_a_real_job_resolves_names_registers_its_product_and_leaves_its_result(c
     done = _job(run.id)
     printed = done.communicate(timeout=240)[0]
     assert done.returncode == outcome.DONE, printed
-    written = json.loads((job.settings().run_dir(run.id) / "params.json").read_text())
+    written = json.loads((settings().run_dir(run.id) / "params.json").read_text())
     assert written["verifier"] == str(path)
     result = outcome.read_outcome(run.id).result
     assert result["samples"] == 8
     assert result["draft_vocab_size"] == 64
-    assert os.path.commonpath([result["output"], job.settings().home]) == str(job.settings().home)
+    assert os.path.commonpath([result["output"], settings().home]) == str(settings().home)
 
 
 def test_a_bad_input_is_an_error_in_words_and_the_traceback_stays_in_the_log(claimed, tmp_path):
