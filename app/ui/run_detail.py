@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from app.services import runs
-from app.services.views import RunView
+from app.services.views import LogChunk, RunView
 from app.ui.commands import submit_line
 from app.ui.components import state
 from app.ui.components.chart import Chart, chart_payload
@@ -17,6 +17,7 @@ from app.ui.components.log_view import LogView, log_payload
 from app.ui.components.panel import Panel, action, notice
 from app.ui.page import POLL_SECONDS, QUIET, attempt, problem, problem_of, run_link, user_of
 
+FAR_BEHIND = 256 * 1024
 STOPPABLE = ("queued", "running", "cancelling")
 
 
@@ -65,7 +66,7 @@ def refresh(at: dict[str, Any]) -> list[Any]:
 def _refresh(at: dict[str, Any]) -> list[Any]:
     run = runs.get(at["run"])
     rows = runs.metrics(run.id, after=at["after"])
-    chunk = runs.log(run.id, offset=at["end"])
+    chunk = _unread(run.id, at["end"])
     trees = header_tree(run), rest_tree(run)
     hashes = tuple(hash(str(tree)) for tree in trees)
     now = {
@@ -83,10 +84,16 @@ def _refresh(at: dict[str, Any]) -> list[Any]:
         gr.skip() if now == at else now,
         header,
         chart_payload(run.id, rows, at["after"]) if rows else gr.skip(),
-        log_payload(run.id, chunk, reset=at["end"] is None) if unread else gr.skip(),
+        log_payload(run.id, chunk, reset=chunk.start != at["end"]) if unread else gr.skip(),
         rest,
         gr.Timer(active=not (run.ended and now == at)),
     ]
+
+
+def _unread(run_id: str, end: int | None) -> LogChunk:
+    """The log from `end` on; its tail at first, and where it outruns its reader."""
+    chunk = runs.log(run_id, offset=end)
+    return runs.log(run_id) if chunk.size - chunk.end > FAR_BEHIND else chunk
 
 
 def _act(what: str, run_id: str, user: str) -> Node:

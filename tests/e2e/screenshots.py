@@ -1,8 +1,9 @@
 """Pictures of every page, light and dark, at 1280 and 400 pixels: `make screenshots`.
 
-    python -m tests.e2e.screenshots FOLDER [ADDRESS]
+    python -m tests.e2e.screenshots [FOLDER] [ADDRESS LINK]
 
-Without an address it shows a seeded lab (`tests.e2e.stage`).
+Default folder: out/screenshots. Without the address of a lab that runs, and a one-time link into
+it, they show a seeded one (`tests.e2e.stage`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
+from tests.conftest import ROOT
 from tests.e2e.browser import CHROMIUM, FLAGS, Stage, opened
 
 WIDTHS = (1280, 400)
@@ -53,14 +55,14 @@ SHOTS: dict[str, tuple[str, Callable[[Page], None]]] = {
 }
 
 
-def shoot(address: str, link: str | None, folder: Path, names: list[str]) -> None:
+def shoot(address: str, link: str, folder: Path, names: list[str]) -> None:
     """Write `NAME-THEME-WIDTH.png` for each page into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         context = browser.new_context(base_url=address)
         page = context.new_page()
-        page.goto(link or address)
+        page.goto(link)
         for name in names:
             path, prepare = SHOTS[name]
             for theme in THEMES:
@@ -75,9 +77,9 @@ def shoot(address: str, link: str | None, folder: Path, names: list[str]) -> Non
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    if len(sys.argv) > 2:
-        shoot(sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None, folder, list(SHOTS))
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "out" / "screenshots"
+    if len(sys.argv) > 3:
+        shoot(sys.argv[2], sys.argv[3], folder, list(SHOTS))
         return
     with tempfile.TemporaryDirectory(prefix="speclab-", dir="/tmp") as home, Stage(home) as stage:
         shoot(stage.address, stage.link, folder, list(SHOTS))

@@ -33,8 +33,9 @@ STORY = (
 
 
 class Parrot:
-    """Answers as a traced server would: a story in decoding steps; `hostile` in the question
-    brings the hostile texts as tokens, `long` thousands of tokens."""
+    """Answers as a traced server would: a story in decoding steps. Words of the question steer
+    it: `hostile` brings the hostile texts as tokens, `long` thousands of tokens in big updates,
+    `burst` as many updates as can be sent."""
 
     def generate(
         self,
@@ -51,7 +52,7 @@ class Parrot:
         steps = list(decoded(story_of(question), speculative=not plain))
         seen: list[dict[str, Any]] = []
         batch = 20 if "long" in question else 1
-        pause = 0.03 if plain or "slow" in question else 0.012
+        pause = 0.03 if plain or "slow" in question else 0.0 if "burst" in question else 0.012
         text, run = "", f"play-{time.monotonic_ns()}"
         for seq, at in enumerate(range(0, len(steps) + batch, batch)):
             fresh = steps[at : at + batch]
@@ -75,7 +76,8 @@ def story_of(question: str) -> list[str]:
     if "hostile" in question:
         return [part + " " for part in HOSTILE] * 2
     words = STORY.replace(" ", "| ").replace("\n\n", "|\n\n|").split("|")
-    return [word for word in words if word] * (60 if "long" in question else 1)
+    times = 60 if "long" in question else 20 if "burst" in question else 1
+    return [word for word in words if word] * times
 
 
 def decoded(tokens: Sequence[str], *, speculative: bool) -> Iterator[dict[str, Any]]:
