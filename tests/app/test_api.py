@@ -250,7 +250,7 @@ def lab(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Client:
 
 def test_the_client_speaks_in_views_and_errors(lab: Client) -> None:
     run = lab.submit("verifier", {"name": "tiny"}, name="mine", idempotency_key="k")
-    assert lab.run(run.id) == run
+    assert (lab.run(run.id).id, lab.run(run.id).name) == (run.id, "mine")
     assert [r.id for r in lab.runs(kind="verifier").items] == [run.id]
     assert lab.metrics(run.id) == []
     assert lab.log(run.id).text == ""
