@@ -19,7 +19,7 @@ from app.services import references, runs
 from speculators_core.errors import SpeclabError, Stopped, Unavailable
 from speculators_core.params import JobKind, Params, parse_params
 from workers import outcome
-from workers.hub import snapshot
+from speculators_core.models.hub import snapshot
 from workers.jobs import Job, job_of
 from workers.processes import die_with_parent
 from workers.reporter import Reporter

