@@ -114,7 +114,7 @@ def test_the_engine_keeps_the_verifiers_distribution(tiny_verifier, probabilisti
     params = SamplingParams(temperature=0.7, top_k=4, max_tokens=3)
     expected = triples(verifier, prompt, Sampler(params))
     counts: Counter = Counter()
-    for seed in range(300):
+    for seed in range(400):
         steps = decoder.generate(prompt, params.model_copy(update={"seed": seed}), ())
         counts[tuple(t for step in steps for t in step.emitted)] += 1
     assert p_value(counts, expected) > FALSE_ALARM
