@@ -118,6 +118,13 @@ def gateway(home: Path) -> Iterator[str]:
         process.wait(30)
 
 
+def api_token() -> str:
+    from app.auth import Gate
+    from app.settings import settings
+
+    return Gate.of(settings()).api_token
+
+
 def throughput(url: str, model: str, tokens: int, headers: dict[str, str] | None = None) -> float:
     """Tokens a second over streamed answers of exactly `tokens` tokens, four at once."""
 
@@ -175,7 +182,7 @@ def measure(verifier: Path, rounds: int, tokens: int) -> dict[str, Any]:
 
         tracing = ratios(lambda: throughput(traced.endpoint, traced.model, tokens), direct, rounds)
         address = stack.enter_context(gateway(home))
-        token = (home / "api-token").read_text().strip()
+        token = api_token()
         route = f"{address}/deployments/{plain.id}/v1"
 
         def through() -> float:
