@@ -14,7 +14,7 @@ from app.ui.components import state
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel, notice
 from app.ui.forms import Form
-from app.ui.page import QUIET, attempt, frame, keep_current, submitted, user_of
+from app.ui.page import QUIET, SUBMIT, attempt, frame, keep_current, submitted, user_of
 from speculators_core.errors import InputError
 from speculators_core.params import ConvertParams, JobKind
 
@@ -43,7 +43,7 @@ def build(blocks: gr.Blocks) -> None:
         return attempt(lambda: _submit(form, entered, user_of(request)))
 
     look.click(inspect, form.inputs, answer, **QUIET)
-    go.click(submit, form.inputs, answer, validator=form.validator(), **QUIET)
+    go.click(submit, form.inputs, answer, validator=form.validator(), **SUBMIT)
     form.show_command(command, JobKind.CONVERT, blocks)
     form.open_with(blocks, {"verifier": verifier_names})
     keep_current(blocks, "Convert", navigation, lambda request: [], [])

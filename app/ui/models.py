@@ -16,7 +16,7 @@ from app.ui.components import state
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel
 from app.ui.forms import Form
-from app.ui.page import QUIET, attempt, frame, keep_current, submitted, user_of
+from app.ui.page import SUBMIT, attempt, frame, keep_current, submitted, user_of
 from speculators_core.params import EvaluateParams, JobKind, VerifierParams
 
 
@@ -50,7 +50,7 @@ def build(blocks: gr.Blocks) -> None:
         (measure, measuring, JobKind.EVALUATE),
         (bring, bringing, JobKind.VERIFIER),
     ):
-        button.click(submit(form, kind), form.inputs, answer, validator=form.validator(), **QUIET)
+        button.click(submit(form, kind), form.inputs, answer, validator=form.validator(), **SUBMIT)
     measuring.show_command(command, JobKind.EVALUATE, blocks)
     registered = {"speculator": speculator_names, "verifier": verifier_names, "data": _prompts}
     measuring.open_with(blocks, registered)

@@ -33,6 +33,8 @@ PAGES = (
 POLL_SECONDS = 2.0
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """For every event: nothing blinks, and it is no part of the public API."""
+SUBMIT: dict[str, Any] = {"show_progress": "minimal", "api_visibility": "private"}
+"""For events with a validator: hidden progress would hide what it says beside the fields."""
 
 
 @contextmanager

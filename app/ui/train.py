@@ -15,7 +15,7 @@ from app.ui.components import state
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel, notice
 from app.ui.forms import Form
-from app.ui.page import QUIET, attempt, frame, keep_current, run_link, user_of
+from app.ui.page import QUIET, SUBMIT, attempt, frame, keep_current, run_link, user_of
 from app.ui.training_data import DataChoice, data_section
 from app.ui.training_presets import PRESETS, preset_values
 from speculators_core.params import JobKind, TrainParams
@@ -56,14 +56,17 @@ def build(blocks: gr.Blocks) -> None:
         return [*data.marks(entered[:split]), *form.marks(entered[split:])]
 
     def submit(request: gr.Request, *entered: Any) -> Node:
-        choice, values = data.choice(entered[:split]), form.values(entered[split:])
-        return attempt(lambda: chain_tree(submit_chain(choice, values, user_of(request))))
+        def work() -> Node:
+            choice, values = data.choice(entered[:split]), form.values(entered[split:])
+            return chain_tree(submit_chain(choice, values, user_of(request)))
+
+        return attempt(work)
 
     def choose(name: str) -> list[Any]:
         chosen = preset_values(name)
         return [*data.entered(chosen), *form.entered(chosen.get(JobKind.TRAIN, {}))[1:]]
 
-    go.click(submit, [*data.inputs, *form.inputs], answer, validator=check, **QUIET)
+    go.click(submit, [*data.inputs, *form.inputs], answer, validator=check, **SUBMIT)
     preset.input(choose, preset, [*data.preset_inputs, *form.inputs[1:]], **QUIET)
     form.show_command(command, JobKind.TRAIN, blocks)
     form.open_with(blocks, {"verifier": verifier_names})

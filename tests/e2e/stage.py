@@ -276,6 +276,7 @@ def _register_models(run_id: str) -> None:
             ("smollm2-maths", True, []),
             (HOSTILE[0], False, [{"about": HOSTILE[1], "choices": [HOSTILE[2]]}]),
         ):
+            (_home() / name[:4]).mkdir()
             session.add(
                 Speculator(
                     name=name,

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.e2e.browser import Stage, opened
 from tests.e2e.stage import HOSTILE, decoded, numbers, story_of
@@ -44,17 +44,18 @@ def test_home_lists_the_stages_of_the_demo_with_progress_and_links(page: Page):
 
 
 def test_a_reload_and_a_second_browser_show_the_same_progress(
-    page: Page, chromium: Browser, stage: Stage, signed_in: dict
+    page: Page, chromium: Browser, stage: Stage, visitor: BrowserContext
 ):
     address = _run_address(page, "train")
     opened(page, address)
     _expect_training(page)
     page.reload()
     _expect_training(page)
-    second = chromium.new_context(base_url=stage.address, storage_state=signed_in).new_page()
+    other = chromium.new_context(base_url=stage.address, storage_state=visitor.storage_state())
+    second = other.new_page()
     opened(second, address)
     _expect_training(second)
-    second.context.close()
+    other.close()
 
 
 def test_charts_draw_all_points_and_the_log_ends_at_its_end(page: Page):
