@@ -10,6 +10,7 @@ A checkpoint is written under a hidden name and renamed; older ones go only afte
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,9 +56,11 @@ class Checkpoint:
 def save(
     directory: Path, position: Position, weights: Mapping[str, Tensor], state: dict[str, Any]
 ) -> Path:
-    """Write the checkpoint of this step, then remove the steps before it."""
+    """Write the checkpoint of this step unless it is there, then remove the steps before it."""
     place = directory / f"{_STEP}{position.step:07d}"
-    with complete_or_absent(place, overwrite=True) as partial:
+    if place.exists():  # the same, and replacing it would leave a moment without any
+        return place
+    with complete_or_absent(place) as partial:
         _write(partial, position, weights)
         torch.save(state, partial / "state.pt")
     _remove_before(place, _STEP)
@@ -70,6 +73,15 @@ def save_best(directory: Path, position: Position, weights: Mapping[str, Tensor]
     with complete_or_absent(place, overwrite=True) as partial:
         _write(partial, position, weights)
     _remove_before(place, _BEST)
+
+
+def adopt_best(earlier: Path, directory: Path) -> None:
+    """Bring the best weights of an earlier attempt elsewhere into this one's directory."""
+    if earlier.resolve() == directory.resolve():
+        return
+    for place in _places(earlier, _BEST)[-1:]:
+        with complete_or_absent(directory / place.name, overwrite=True) as partial:
+            shutil.copytree(place, partial, dirs_exist_ok=True)
 
 
 def load_last(directory: Path, fingerprint: str) -> Checkpoint | None:
@@ -90,7 +102,7 @@ def load_last(directory: Path, fingerprint: str) -> Checkpoint | None:
         )
     try:
         state = torch.load(place / "state.pt", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise _damaged(place, error) from error
     return Checkpoint(position, weights, state)
 

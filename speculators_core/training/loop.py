@@ -72,6 +72,8 @@ class Loop:
 
     def run(self) -> None:
         """Train to the end of the schedule."""
+        if self.position.step and self._is_due(self.params.validate_every):
+            self._validate()  # an earlier attempt may have ended between saving and validating
         while (documents := self._next()) is not None:
             if self.progress.stopping():
                 self.save()
@@ -111,13 +113,15 @@ class Loop:
         if step % LOG_EVERY == 0:
             self._log(values)
         self._keep_time()
-        due = step % self.params.validate_every == 0
-        if due or step % self.params.save_every == 0:
+        due = self._is_due(self.params.validate_every)
+        if due or self._is_due(self.params.save_every):
             self.save()  # before validation: whatever happens in it, this step is kept
         if due:
             self._validate()
-            self._keep_time()
         self._tell()
+
+    def _is_due(self, every: int) -> bool:
+        return self.position.step % every == 0
 
     def _log(self, values: dict[str, float]) -> None:
         means = self.meter.read()

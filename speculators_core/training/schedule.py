@@ -18,7 +18,6 @@ class Schedule:
     warmup_ratio: float
     since: int = 0
     done_at: float = 0.0
-    decided: bool = False  # whether a time limit has been turned into steps
 
     def share(self, step: int) -> float:
         """How much of the curve is done at `step`, 0..1."""
@@ -47,5 +46,4 @@ class Schedule:
             warmup_ratio=state["warmup_ratio"],
             since=int(state["since"]),
             done_at=state["done_at"],
-            decided=bool(state["decided"]),
         )

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from speculators_core.errors import CheckpointError, Conflict, Stopped
 from speculators_core.params import TrainParams
+from speculators_core.training.loop import Loop
 from speculators_core.training.train import TrainResult, train
 from tests import tiny
 from tests.core.listening import Listener
@@ -49,6 +50,18 @@ def stop_after(checks: int) -> Listener:
     return Listener(lambda me: me.asked > checks)
 
 
+class Killed(Exception):
+    pass
+
+
+class Killer(Listener):
+    """Ends the attempt without a word after step 7, one behind a checkpoint and a validation."""
+
+    def update(self, fraction: float | None, text: str, eta_s: float | None = None) -> None:
+        if text.startswith("step 7 "):
+            raise Killed
+
+
 def weights(place: Path) -> dict[str, torch.Tensor]:
     return load_file(place / "model.safetensors")
 
@@ -78,20 +91,29 @@ def test_a_resumed_run_ends_bit_identical(run: Train, tmp_path: Path) -> None:
 def test_a_run_killed_between_checkpoints_redoes_the_steps_since(
     run: Train, tmp_path: Path
 ) -> None:
-    class Killed(Exception):
-        pass
-
-    class Killer(Listener):
-        def update(self, fraction: float | None, text: str, eta_s: float | None = None) -> None:
-            if text.startswith("step 7 "):
-                raise Killed
-
     run(output="whole")
     with pytest.raises(Killed):
         run(Killer())
     assert (tmp_path / "out.checkpoints" / "step-0000006").is_dir()
     run(resume=tmp_path)  # the directory it lies in is enough
     expected, found = weights(tmp_path / "whole"), weights(tmp_path / "out")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("output", ["out", "elsewhere"])
+def test_the_best_weights_outlive_the_attempt_that_found_them(
+    run: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    falling = {"served_acceptance_length": 3.0}  # the first validation, at step 6, is the best
+    monkeypatch.setattr(
+        Loop, "evaluate", lambda loop: {n: v - loop.position.step / 1e3 for n, v in falling.items()}
+    )
+    whole = run(output="whole")
+    with pytest.raises(Killed):
+        run(Killer())
+    resumed = run(output=output, resume=tmp_path / "out.checkpoints")
+    assert whole.best["step"] == resumed.best["step"] == 6
+    expected, found = weights(tmp_path / "whole"), weights(tmp_path / output)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
@@ -114,13 +136,15 @@ def test_there_is_always_a_checkpoint_and_old_ones_go(run: Train, tmp_path: Path
 
 
 def test_a_decided_schedule_is_kept_by_the_resumed_run(run: Train, tmp_path: Path) -> None:
-    listener = Listener(lambda me: len(me.steps) >= 6)
-    with pytest.raises(Stopped):
-        run(listener, epochs=3000, max_minutes=0.08)
+    plan = {"epochs": 3000, "max_minutes": 1.0}
+    listener = Listener(lambda me: any("shortened" in note for note in me.notes))
+    with pytest.raises(Stopped) as stopped:
+        run(listener, **plan)
     note = next(n for n in listener.notes if "shortened" in n)
-    last = Listener()
-    result = run(last, epochs=3000, max_minutes=0.08, resume=tmp_path / "out.checkpoints")
-    assert result.steps <= int(note.split("shortened to ")[1].split()[0])
+    decided = f"of {note.split('shortened to ')[1].split()[0]};"
+    assert decided in str(stopped.value)
+    with pytest.raises(Stopped, match=decided):
+        run(Listener(lambda me: True), **plan, resume=tmp_path / "out.checkpoints")
 
 
 def test_another_runs_checkpoint_is_refused(run: Train, tmp_path: Path) -> None:
