@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from app.services import speculators
-from app.services.views import DeploymentView
+from collections.abc import Sequence
+
+from app.services import speculators, verifiers
+from app.services.views import DeploymentView, SpeculatorView, VerifierView
 
 
 def word(one: DeploymentView) -> str:
@@ -13,15 +15,15 @@ def word(one: DeploymentView) -> str:
 
 def drafter(one: DeploymentView) -> str:
     """Who drafts, by the name it is registered as where it has one."""
-    if not one.speculator:
-        return "n-gram"
-    made_by = one.speculator.removeprefix("run:")
-    known = (s.name for s in speculators.list_speculators() if made_by in (s.run_id, s.path))
-    return next(known, one.speculator.rstrip("/").rsplit("/", 1)[-1])
+    return _named(one.speculator, speculators.list_speculators()) if one.speculator else "n-gram"
 
 
 def verifier(one: DeploymentView) -> str:
-    """Who answers: what the server calls it, once there is a server."""
-    if one.endpoint or not one.verifier.startswith("run:"):
-        return one.served_name
-    return one.verifier
+    """Who answers, by the name it is registered as where it has one."""
+    return _named(one.verifier, verifiers.list_verifiers())
+
+
+def _named(reference: str, known: Sequence[SpeculatorView | VerifierView]) -> str:
+    made_by = reference.removeprefix("run:")
+    names = (row.name for row in known if made_by in (row.run_id, row.path))
+    return next(names, reference.rstrip("/").rsplit("/", 1)[-1])

@@ -34,6 +34,8 @@ let missed = false;
 let chosen = -1;
 let steps = [];
 let nodes = [];
+let following = true;
+let latest = null; // the update that the next frame paints; several may come before it
 
 function token(kind, text, tip) {
   const node = make(kind === "rejected" || kind === "unverified" ? "del" : "span", `tok ${kind}`);
@@ -124,7 +126,6 @@ function choose(i, focus) {
 function append(fresh) {
   if (!fresh.length) return;
   if (!nodes.length) flow.replaceChildren();
-  const following = flow.scrollHeight - flow.scrollTop - flow.clientHeight < 60;
   const batch = document.createDocumentFragment();
   for (const step of fresh) {
     const node = group(step);
@@ -135,7 +136,6 @@ function append(fresh) {
   flow.appendChild(batch);
   range.max = Math.max(0, nodes.length - 1);
   if (chosen < 0) range.value = range.max;
-  if (following && chosen < 0) flow.scrollTop = flow.scrollHeight;
 }
 
 function number(name, value, help) {
@@ -188,6 +188,7 @@ function reset(update) {
   nodes = [];
   chosen = -1;
   missed = false;
+  following = true;
   flow.replaceChildren();
   flow.classList.remove("scrubbed");
   summary.textContent = "";
@@ -198,6 +199,7 @@ function reset(update) {
 function settle(update) {
   const mark = title.querySelector(".chip");
   if (!["waiting", "streaming"].includes(root.dataset.state)) return;
+  latest = latest && { ...latest, state: update.state };
   if (mark) {
     mark.className = `chip ${update.state}`;
     mark.textContent = STATES[update.state] || update.state;
@@ -221,22 +223,34 @@ function take() {
   if (!missed && (update.reset || update.seq === seq + 1)) append(update.steps || []);
   seq = update.seq;
   if (!nodes.length) flow.textContent = update.text || ""; // no trace: the bare answer
+  flow.hidden = !update.run;
+  scrub.hidden = nodes.length === 0;
+  root.dataset.state = update.state || "";
+  root.dataset.steps = nodes.length;
+  if (!latest) requestAnimationFrame(paint);
+  latest = update;
+  if (missed && update.run && ["done", "stopped"].includes(update.state)) trigger("input", { run: update.run });
+}
+
+// What needs layout or rebuilds many nodes: once a frame.
+function paint() {
+  const update = latest;
+  latest = null;
   title.replaceChildren(make("strong", "", update.title || "Answer"),
     ...(update.run && update.state ? [make("span", `chip ${update.state}`, STATES[update.state] || update.state)] : []));
-  flow.hidden = !update.run;
   empty.hidden = Boolean(update.run);
   empty.textContent = update.run ? "" : update.message || "";
   message.hidden = !update.run || !update.message;
   message.className = `tv-message ${update.state === "failed" ? "error" : ""}`;
   message.textContent = update.message || "";
-  scrub.hidden = nodes.length === 0;
   count(update);
   if (chosen < 0) describe(-1);
-  root.dataset.state = update.state || "";
-  root.dataset.steps = nodes.length;
-  if (missed && update.run && ["done", "stopped"].includes(update.state)) trigger("input", { run: update.run });
+  if (following && chosen < 0) flow.scrollTop = flow.scrollHeight;
 }
 
+flow.addEventListener("scroll", () => {
+  following = flow.scrollHeight - flow.scrollTop - flow.clientHeight < 60;
+});
 flow.addEventListener("click", (event) => {
   const step = event.target.closest(".tv-step");
   if (step) choose(nodes.indexOf(step), true);
