@@ -23,11 +23,11 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from speculators_core.decode.detokenize import PROMPT_WINDOW
 from speculators_core.trace import TraceWriter
 
 OPT_OUT = "speculate"  # the vllm_xargs key; "0" decodes plainly
 _PR_SET_PDEATHSIG = 1
-_PROMPT_TAIL = 6  # prompt tokens that the text of the first answer token continues from
 
 logger = logging.getLogger("vllm.speclab.trace")  # below vLLM's own, whose handlers show it
 
@@ -180,7 +180,7 @@ def start_event(request: Any, k: int) -> dict[str, Any]:
         "t": time.time(),
         "k": 0 if wants_plain(request) else k,
         "prompt_tokens": request.num_prompt_tokens,
-        "prompt_tail": list((request.prompt_token_ids or [])[-_PROMPT_TAIL:]),
+        "prompt_tail": list((request.prompt_token_ids or [])[-PROMPT_WINDOW:]),
     }
 
 

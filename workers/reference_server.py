@@ -26,12 +26,11 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from speculators_core.checkpoint import load_speculator
-from speculators_core.decode.eagle import EagleDrafter
+from speculators_core.decode.eagle import load_eagle
 from speculators_core.decode.ngram import NgramDrafter
 from speculators_core.decode.prompt import chat_ids, text_ids
 from speculators_core.errors import Forbidden, NotFound, SpeclabError
-from speculators_core.models.verifier import load_verifier
+from speculators_core.models.verifier import fastest, load_verifier
 from workers.reference_api import Body, ChatBody, CompletionBody
 from workers.reference_replies import Chat, Completion, reply
 from workers.reference_service import Service
@@ -123,22 +122,12 @@ def _sentence(error: dict[str, Any]) -> str:
 
 def load(verifier_dir: str, speculator_dir: str | None, k: int | None, name: str) -> Service:
     """Load both models. K defaults to what the speculator's config proposes, or 3 for n-grams."""
-    gpu = torch.cuda.is_available()
-    verifier = load_verifier(
-        verifier_dir,
-        dtype=torch.bfloat16 if gpu else torch.float32,
-        device="cuda" if gpu else "cpu",
-    )
+    device, dtype = fastest()
+    verifier = load_verifier(verifier_dir, dtype=dtype, device=device)
     if speculator_dir is None:
         return Service(verifier, NgramDrafter(), k or 3, name)
-    draft = load_speculator(
-        speculator_dir,
-        embedding=verifier.embedding,
-        dtype=verifier.embedding.dtype,
-        device=verifier.device,
-    )
-    drafter = EagleDrafter(draft, verifier)
-    return Service(verifier, drafter, k or draft.config.speculative_tokens, name)
+    drafter = load_eagle(speculator_dir, verifier)
+    return Service(verifier, drafter, k or drafter.draft.config.speculative_tokens, name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from speculators_core.decode.detokenize import Detokenizer
+from speculators_core.decode.detokenize import PROMPT_WINDOW, Detokenizer
 from speculators_core.decode.drafter import Drafter
 from speculators_core.decode.engine import SpeculativeDecoder, Step
 from speculators_core.errors import NotFound
@@ -18,8 +18,6 @@ from speculators_core.models.verifier import Verifier
 from speculators_core.trace import TraceWriter
 from workers.reference_api import Body
 from workers.reference_metrics import ServerMetrics, Tally
-
-_PROMPT_TAIL = 6  # prompt tokens in the trace that the first text continues from
 
 Gone = Callable[[], Awaitable[bool]]
 
@@ -127,7 +125,7 @@ class Service:
         return {
             "k": 0 if answer.body.plain else self.k,
             "prompt_tokens": len(answer.prompt),
-            "prompt_tail": answer.prompt[-_PROMPT_TAIL:],
+            "prompt_tail": answer.prompt[-PROMPT_WINDOW:],
         }
 
     def _tell(self, answer: Answer, kind: str, **more: Any) -> None:

@@ -31,7 +31,7 @@ from speculators_core.conversion.target import REPORT
 from speculators_core.conversion.validate import Answered, answer_prompts, first_token_acceptance
 from speculators_core.errors import CheckpointError, Stopped
 from speculators_core.models.eagle3 import Eagle3Draft
-from speculators_core.models.verifier import Verifier, load_verifier
+from speculators_core.models.verifier import Verifier, fastest, load_verifier
 from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 from speculators_core.params import ConvertParams
 from speculators_core.progress import Progress, Quiet
@@ -167,8 +167,7 @@ class _Trial:
         self.source, self.layout, self.facts = source, layout, facts
         self.params, self.progress = params, progress
         progress.update(0.55, "loading the verifier")
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        device, dtype = fastest()
         self.verifier: Verifier = load_verifier(facts.path, dtype=dtype, device=device)
         self.draft = load_speculator(
             partial, embedding=self.verifier.embedding, dtype=dtype, device=device

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from speculators_core.decode.prompt import question_ids
 from speculators_core.errors import CheckpointError
 from speculators_core.models.eagle3 import Eagle3Draft
 from speculators_core.models.verifier import Verifier
@@ -40,7 +41,7 @@ class Answered:
 @torch.no_grad()
 def answer_prompts(verifier: Verifier, prompts: Sequence[str] = PROMPTS) -> list[Answered]:
     """The verifier's own greedy answers, all prompts in one batch."""
-    rows = [_encode(verifier, prompt) for prompt in prompts]
+    rows = [question_ids(verifier.tokenizer, prompt) for prompt in prompts]
     pad, longest = verifier.tokenizer.pad_token_id or 0, max(map(len, rows))
     ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
@@ -53,21 +54,12 @@ def answer_prompts(verifier: Verifier, prompts: Sequence[str] = PROMPTS) -> list
     )
     answers = []
     for row, prompt in zip(out[:, longest:].tolist(), rows, strict=True):
-        ends = [i for i, token in enumerate(row) if token == verifier.tokenizer.eos_token_id]
+        ends = [i for i, token in enumerate(row) if token in verifier.stop_ids]
         answer = row[: ends[0] + 1] if ends else row
         answers.append(
             Answered(torch.tensor([prompt + answer], device=verifier.device), len(prompt))
         )
     return answers
-
-
-def _encode(verifier: Verifier, prompt: str) -> list[int]:
-    tokenizer = verifier.tokenizer
-    if tokenizer.chat_template is None:
-        return list(tokenizer(prompt)["input_ids"])
-    chat = [{"role": "user", "content": prompt}]
-    encoded = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)
-    return list(encoded["input_ids"])
 
 
 @torch.no_grad()

@@ -261,8 +261,8 @@ def _tell(result: PrepareResult, progress: Progress) -> None:
 
 
 def _meta_at(directory: Path) -> PreparedMeta | None:
-    """The meta of a prepared data set there; None where nothing or something of an older format
-    is. Raises `Conflict` where the directory is something else."""
+    """The meta of a prepared data set there; None where nothing is. Raises `Conflict` where the
+    directory is something else."""
     if not directory.exists():
         return None
     try:

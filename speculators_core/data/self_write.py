@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from pydantic import BaseModel
 from speculators_core.checkpoint import complete_or_absent
 from speculators_core.data.domains import DOMAINS, Domain
 from speculators_core.data.writer import greedy, nucleus, write
+from speculators_core.decode.prompt import chat_ids, chat_text, rendered_ids
 from speculators_core.errors import DataError, Stopped
-from speculators_core.models.verifier import Verifier, load_verifier
+from speculators_core.models.verifier import Verifier, fastest, load_verifier
 from speculators_core.params import SelfWriteParams
 from speculators_core.progress import Progress, Quiet
 
@@ -69,25 +70,23 @@ def self_write(
     The same seed, verifier and machine give the same files. Raises `DataError` where the verifier
     does not write usable questions.
     """
-    verifier = load_verifier(params.verifier)
+    device, dtype = fastest()
+    verifier = load_verifier(params.verifier, dtype=dtype, device=device)
     work = _Work(params, verifier, DOMAINS[params.domain], progress or Quiet())
     with complete_or_absent(output) as partial:
         questions = _questions(work, params.samples + params.held_out)
         chosen, kept_apart = questions[: params.samples], questions[params.samples :]
-        answers = _answers(work, chosen)
-        _write_lines(
-            partial / "chats.jsonl",
-            (
-                {
-                    "messages": [
-                        {"role": "user", "content": question},
-                        {"role": "assistant", "content": answer},
-                    ]
-                }
-                for question, answer in zip(chosen, answers, strict=True)
-                if answer
-            ),
-        )
+        chats = [
+            {
+                "messages": [
+                    {"role": "user", "content": question},
+                    {"role": "assistant", "content": answer},
+                ]
+            }
+            for question, answer in zip(chosen, _answers(work, chosen), strict=True)
+            if answer
+        ]
+        _write_lines(partial / "chats.jsonl", chats)
         _write_lines(
             partial / "held_out.jsonl",
             ({"prompt": question, "category": params.domain} for question in kept_apart),
@@ -96,7 +95,7 @@ def self_write(
     return SelfWriteResult(
         output=str(output / "chats.jsonl"),
         held_out=str(output / "held_out.jsonl"),
-        samples=len(chosen),
+        samples=len(chats),
         tokens=work.tokens,
     )
 
@@ -129,7 +128,7 @@ def _continue_questions(work: _Work, openings: list[str], choose: Any) -> list[s
     tokenizer, stop = work.verifier.tokenizer, work.domain.stop
     special = set(tokenizer.all_special_ids)
     head = _user_turn(work)
-    prompts = [_encode(work, head + opening) for opening in openings]
+    prompts = [rendered_ids(tokenizer, head + opening) for opening in openings]
 
     def ended(ids: list[int]) -> bool:
         tail = tokenizer.decode(ids[-1:]) if stop else ""
@@ -154,7 +153,9 @@ def _answers(work: _Work, questions: list[str]) -> list[str]:
     """The verifier's own greedy answers; batches of questions of similar length."""
     params, tokenizer = work.params, work.verifier.tokenizer
     special = set(tokenizer.all_special_ids)
-    prompts = [_encode(work, _answer_turn(work, question)) for question in questions]
+    prompts = [
+        chat_ids(tokenizer, [{"role": "user", "content": question}]) for question in questions
+    ]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     answers = [""] * len(prompts)
     for start in range(0, len(order), params.batch_size):
@@ -192,20 +193,8 @@ def _user_turn(work: _Work) -> str:
     system = work.domain.system
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": _MARK})
-    text = work.verifier.tokenizer.apply_chat_template(messages, tokenize=False)
-    return str(text).split(_MARK)[0]
-
-
-def _answer_turn(work: _Work, question: str) -> str:
-    return str(
-        work.verifier.tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
-        )
-    )
-
-
-def _encode(work: _Work, text: str) -> list[int]:
-    return list(work.verifier.tokenizer(text, add_special_tokens=False)["input_ids"])
+    text = chat_text(work.verifier.tokenizer, messages, work.params.verifier, opened=False)
+    return text.split(_MARK)[0]
 
 
 def _text(work: _Work, ids: Iterable[int]) -> str:
@@ -218,7 +207,7 @@ def _cut(text: str, stop: str | None) -> str:
     return (text[: end + 1] if end >= 0 else text).strip()
 
 
-def _write_lines(file: Path, records: Iterator[dict[str, Any]]) -> None:
+def _write_lines(file: Path, records: Iterable[dict[str, Any]]) -> None:
     with file.open("w", encoding="utf-8") as lines:
         for record in records:
             lines.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from speculators_core.errors import InputError
+from speculators_core.errors import InputError, PairingError
 from speculators_core.models.verifier import Verifier
 
 Choose = Callable[[Tensor], Tensor]
@@ -28,6 +28,7 @@ Tick = Callable[[int, int], None]
 """Called after every step with (tokens written, rows still open); may raise to stop."""
 
 _NAME = "speclab_rows"
+_ALTERING = ("softcap", "s_aux", "position_bias")  # what some models add to plain attention
 _HEAD = 1024  # most likely tokens looked at before the whole vocabulary is sorted
 
 
@@ -91,6 +92,13 @@ def _attend(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """query [B, heads, S, D], key and value [B, kv_heads, S, D] → [B, S, heads, D]."""
+    unknown = [name for name in _ALTERING if others.get(name) is not None]
+    if unknown:
+        raise PairingError(
+            f"the verifier's attention has {unknown[0]}, which can't be written with yet",
+            where=type(module).__name__,
+            hint="write the chats with a server of this verifier, and prepare those",
+        )
     keys, values = rows.put(module.layer_idx, key, value)  # type: ignore[arg-type]
     mask = rows.mask
     if sliding_window is not None:

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from speculators_core.checkpoint import load_speculator
 from speculators_core.decode.detokenize import Detokenizer
 from speculators_core.decode.drafter import Drafter
-from speculators_core.decode.eagle import EagleDrafter
+from speculators_core.decode.eagle import load_eagle
 from speculators_core.decode.engine import SpeculativeDecoder, Step
+from speculators_core.decode.prompt import question_ids
 from speculators_core.errors import Stopped
-from speculators_core.models.verifier import Verifier, load_verifier
+from speculators_core.evaluate.acceptance import acceptance, counted
+from speculators_core.models.verifier import Verifier, fastest, load_verifier
 from speculators_core.params import GenerateParams
 
 Tell = Callable[[dict[str, Any]], None]
@@ -27,9 +28,10 @@ def answer(
     continues it as plain text. Raises `Stopped` between two steps.
     """
     tell({"progress": None, "text": "loading the models", "eta_s": None})
-    verifier = load_verifier(params.verifier)
+    device, dtype = fastest()
+    verifier = load_verifier(params.verifier, dtype=dtype, device=device)
     drafter, k = _drafter(params, verifier)
-    prompt = _prompt_ids(verifier, params.prompt)
+    prompt = question_ids(verifier.tokenizer, params.prompt)
     decoder = SpeculativeDecoder(verifier, drafter, k)
     texts = Detokenizer(verifier.tokenizer, prompt)
     told: list[dict[str, Any]] = []
@@ -47,46 +49,28 @@ def answer(
 
 
 def numbers(steps: list[Step], k: int, seconds: float) -> dict[str, Any]:
-    """What the steps amount to. Acceptance counts steps that drafted, positions jointly."""
-    drafting = [step for step in steps if step.drafted]
-    drafted = sum(len(step.drafted) for step in drafting)
-    accepted = sum(step.accepted for step in drafting)
-    tokens = sum(len(step.emitted) for step in steps)
-    share = 1 / len(drafting) if drafting else 0.0
+    """What the steps amount to, as `evaluate.acceptance` counts; None where nothing drafted."""
+    counts = counted(steps, k)
+    found = acceptance([counts], k)
     return {
-        "tokens": tokens,
+        "tokens": counts.tokens,
         "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
+        "tokens_per_second": counts.tokens / seconds,
         "speculative_tokens": k,
-        "steps": len(drafting),
-        "drafted": drafted,
-        "accepted": accepted,
-        "acceptance_length": 1 + accepted * share if drafting else None,
-        "acceptance_rate": accepted / drafted if drafted else None,
-        "per_position": [
-            sum(step.accepted > position for step in drafting) * share for position in range(k)
-        ],
+        "steps": counts.steps,
+        "drafted": counts.drafted,
+        "accepted": counts.accepted,
+        "acceptance_length": found.acceptance_length if counts.steps else None,
+        "acceptance_rate": found.acceptance_rate if counts.steps else None,
+        "per_position": found.per_position,
     }
 
 
 def _drafter(params: GenerateParams, verifier: Verifier) -> tuple[Drafter | None, int]:
     if params.speculator is None:
         return None, 0
-    draft = load_speculator(
-        params.speculator, embedding=verifier.embedding, dtype=verifier.embedding.dtype
-    )
-    k = params.speculative_tokens or draft.config.speculative_tokens
-    return EagleDrafter(draft, verifier), k
-
-
-def _prompt_ids(verifier: Verifier, prompt: str) -> list[int]:
-    tokenizer = verifier.tokenizer
-    if not tokenizer.chat_template:
-        return list(tokenizer(prompt)["input_ids"])
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-    )
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    drafter = load_eagle(params.speculator, verifier)
+    return drafter, params.speculative_tokens or drafter.draft.config.speculative_tokens
 
 
 def _described(step: Step, texts: Detokenizer) -> dict[str, Any]:

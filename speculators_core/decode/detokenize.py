@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 _BROKEN = "�"  # what decoders put for bytes that are no character (yet)
-_PROMPT_WINDOW = 6  # prompt tokens that the first text continues from
+PROMPT_WINDOW = 6  # prompt tokens that the first text continues from
 _HELD_LIMIT = 12  # tokens after which broken bytes are shown as such: they won't be completed
 
 
@@ -30,7 +30,7 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Decodes, prompt_ids: Sequence[int] = (), *, show_special: bool = False
     ) -> None:
-        self._tail = _Tail(tokenizer, list(prompt_ids[-_PROMPT_WINDOW:]), show_special)
+        self._tail = _Tail(tokenizer, list(prompt_ids[-PROMPT_WINDOW:]), show_special)
 
     def step(
         self, drafted_ids: Sequence[int], accepted: int, emitted_ids: Sequence[int]

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from speculators_core.checkpoint import load_speculator
 from speculators_core.config import default_aux_layers
 from speculators_core.decode.cache import KVStore, draft_attention
 from speculators_core.decode.drafter import Draft, Drafting
@@ -43,6 +45,13 @@ class EagleDrafter:
     def begin(self, first_token: int, capacity: int, sampler: Sampler) -> Drafting:
         drawn_by = sampler if self.probabilistic and not sampler.greedy else None
         return _EagleDrafting(self.draft, capacity, drawn_by)
+
+
+def load_eagle(speculator: str | Path, verifier: Verifier) -> EagleDrafter:
+    """The drafter of a speculator directory, beside the verifier and in its precision."""
+    table = verifier.embedding
+    draft = load_speculator(speculator, embedding=table, dtype=table.dtype, device=verifier.device)
+    return EagleDrafter(draft, verifier)
 
 
 @dataclass

@@ -71,14 +71,6 @@ class SpeculativeDecoder:
         self.drafter = drafter if speculative_tokens > 0 else None
         self.speculative_tokens = speculative_tokens
 
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer by the verifier's own word."""
-        named = self.verifier.model.generation_config.eos_token_id
-        ids = named if isinstance(named, list) else [named]
-        ids = [*ids, self.verifier.tokenizer.eos_token_id]
-        return tuple({int(i): None for i in ids if i is not None})
-
     def generate(
         self,
         prompt_ids: Sequence[int],
@@ -93,7 +85,7 @@ class SpeculativeDecoder:
         """
         sampling = sampling or SamplingParams()
         self.check_prompt(prompt_ids)
-        stops = frozenset(self.stop_ids if stop_ids is None else stop_ids)
+        stops = frozenset(self.verifier.stop_ids if stop_ids is None else stop_ids)
         return self._steps(list(prompt_ids), sampling, stops)
 
     def _steps(

@@ -10,10 +10,14 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from speculators_core.errors import InputError
 
 
-def chat_ids(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], where: str | None = None
-) -> list[int]:
-    """The chat template applied, with the opening of the answer; no second BOS is added.
+def chat_text(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[dict[str, str]],
+    where: str | None = None,
+    *,
+    opened: bool = True,
+) -> str:
+    """The chat template applied, `opened` for the answer.
 
     Raises `InputError` where the tokenizer has no template, or the template refuses the messages.
     """
@@ -25,12 +29,31 @@ def chat_ids(
         )
     try:
         text = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
+            list(messages), tokenize=False, add_generation_prompt=opened
         )
     except (TemplateError, TypeError, ValueError) as error:
         raise InputError(
             f"the verifier's chat template refuses these messages: {error}", where=where
         ) from error
+    return str(text)
+
+
+def chat_ids(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]], where: str | None = None
+) -> list[int]:
+    """`chat_text` as tokens; no second BOS is added. Raises as it does."""
+    return rendered_ids(tokenizer, chat_text(tokenizer, messages, where))
+
+
+def question_ids(tokenizer: PreTrainedTokenizerBase, question: str) -> list[int]:
+    """One user turn; the plain text where there is no chat template."""
+    if not tokenizer.chat_template:
+        return text_ids(tokenizer, question)
+    return chat_ids(tokenizer, [{"role": "user", "content": question}])
+
+
+def rendered_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Text that a template has made, special tokens and all."""
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -7,11 +7,16 @@ than i tokens (joint, not conditional). Answers are weighted by their steps: nev
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from speculators_core.decode.engine import Step
 
 RESAMPLES = 2000
 
@@ -45,6 +50,16 @@ class Acceptance(BaseModel):
     interval: tuple[float, float]
     steps: int
     tokens: int
+
+
+def counted(steps: Sequence[Step], k: int) -> Counts:
+    """The counts of one answer of the reference engine, for K = k."""
+    accepted = Counter(step.accepted for step in steps if step.drafted)
+    return Counts(
+        tuple(accepted[a] for a in range(k + 1)),
+        drafted=sum(len(step.drafted) for step in steps),
+        tokens=sum(len(step.emitted) for step in steps),
+    )
 
 
 def acceptance(answers: Sequence[Counts], k: int, seed: int = 0) -> Acceptance:

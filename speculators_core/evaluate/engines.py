@@ -10,18 +10,15 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 import httpx
-import torch
 
-from speculators_core.checkpoint import load_speculator
-from speculators_core.decode.drafter import Drafter
-from speculators_core.decode.eagle import EagleDrafter
+from speculators_core.decode.eagle import load_eagle
 from speculators_core.decode.engine import SpeculativeDecoder
 from speculators_core.decode.ngram import NgramDrafter
 from speculators_core.decode.prompt import chat_ids
 from speculators_core.errors import InputError, Unavailable
-from speculators_core.evaluate.acceptance import Counts
+from speculators_core.evaluate.acceptance import Counts, counted
 from speculators_core.evaluate.prompts import Prompt
-from speculators_core.models.verifier import Verifier, load_verifier
+from speculators_core.models.verifier import fastest, load_verifier
 from speculators_core.params import EvaluateParams, SamplingParams
 
 NGRAM = "ngram"  # a speculator by this name is the n-gram drafter
@@ -60,18 +57,15 @@ def open_engine(params: EvaluateParams) -> Engine:
 
 
 class ReferenceEngine:
-    """Our decoder, in float32 on a CPU and in the verifier's own precision on a GPU."""
+    """Our decoder, where and in what precision `fastest` says."""
 
     def __init__(self, params: EvaluateParams) -> None:
-        gpu = torch.cuda.is_available()
-        self.verifier = load_verifier(
-            params.verifier,
-            dtype=torch.bfloat16 if gpu else torch.float32,
-            device="cuda" if gpu else "cpu",
-        )
+        device, dtype = fastest()
+        self.verifier = load_verifier(params.verifier, dtype=dtype, device=device)
         self.params = params
         self.k = params.speculative_tokens
-        drafter = _drafter(params.speculator, self.verifier)
+        ngram = params.speculator == NGRAM
+        drafter = NgramDrafter() if ngram else load_eagle(params.speculator, self.verifier)
         self.speculative = SpeculativeDecoder(self.verifier, drafter, self.k)
         self.plain = SpeculativeDecoder(self.verifier)
 
@@ -83,13 +77,7 @@ class ReferenceEngine:
         began = time.perf_counter()
         steps = list((self.plain if plain else self.speculative).generate(ids, sampling))
         seconds = time.perf_counter() - began
-        accepted = Counter(step.accepted for step in steps if step.drafted)
-        counts = Counts(
-            tuple(accepted[a] for a in range(self.k + 1)),
-            drafted=sum(len(step.drafted) for step in steps),
-            tokens=sum(len(step.emitted) for step in steps),
-        )
-        return Answer(counts, seconds)
+        return Answer(counted(steps, self.k), seconds)
 
     def described(self) -> dict[str, Any]:
         return {
@@ -191,18 +179,6 @@ class ServerEngine:
                 hint="is it running, and is this the address of an OpenAI-compatible server?",
             ) from error
         return value
-
-
-def _drafter(speculator: str, verifier: Verifier) -> Drafter:
-    if speculator == NGRAM:
-        return NgramDrafter()
-    draft = load_speculator(
-        speculator,
-        embedding=verifier.embedding,
-        dtype=verifier.embedding.dtype,
-        device=verifier.device,
-    )
-    return EagleDrafter(draft, verifier)
 
 
 def _own_version() -> str:

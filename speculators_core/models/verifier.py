@@ -22,6 +22,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from speculators_core.errors import CheckpointError, PairingError
 from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 
+_HEAD_TOLERANCE = 0.02  # of the largest logit: rounding of bfloat16 stays well below
+
 
 @dataclass(frozen=True)
 class Verifier:
@@ -35,6 +37,14 @@ class Verifier:
     def device(self) -> torch.device:
         device: torch.device = self.model.device
         return device
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer by the verifier's own word."""
+        named = self.model.generation_config.eos_token_id
+        ids = named if isinstance(named, list) else [named]
+        ids = [*ids, self.tokenizer.eos_token_id]
+        return tuple({int(i): None for i in ids if i is not None})
 
     @property
     def embedding(self) -> Tensor:
@@ -97,6 +107,23 @@ class Verifier:
             self.model.base_model(ids, use_cache=False)
         return dict(seen)
 
+    @torch.no_grad()
+    def check_head(self) -> None:
+        """Raise `PairingError` unless the logits are `lm_head` times the normed last state: some
+        models scale or cap them, and a draft trained on the bare product would be wrong."""
+        last = len(self.layers)
+        ids = torch.arange(min(8, self.facts.vocab_size), device=self.device)[None]
+        with self.watching([last]) as seen:
+            shown = self.model(ids, use_cache=False).logits.float()
+        product = (self.final_norm(seen[last]) @ self.lm_head.T).float()
+        furthest = float((shown - product).abs().max())
+        if furthest > _HEAD_TOLERANCE * float(product.abs().max()):
+            raise PairingError(
+                f"the verifier's logits differ from its head's by up to {furthest:.3g}",
+                where=self.facts.path,
+                hint="scaled or capped logits are not supported in training yet",
+            )
+
     @cached_property
     def fingerprint(self) -> str:
         """Differs where config, weights or tokenizer do: a hash of the config, of 16 blocks of
@@ -112,6 +139,14 @@ class Verifier:
                     weights.seek(size * block // 16)
                     digest.update(weights.read(1 << 16))
         return digest.hexdigest()
+
+
+def fastest() -> tuple[torch.device, torch.dtype]:
+    """Where this machine computes a verifier, and the precision that is fast there: a GPU in
+    bfloat16, else the CPU in float32."""
+    if torch.cuda.is_available():
+        return torch.device("cuda"), torch.bfloat16
+    return torch.device("cpu"), torch.float32
 
 
 def load_verifier(

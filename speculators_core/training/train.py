@@ -24,7 +24,7 @@ from speculators_core.data.hidden_states import (
 from speculators_core.data.prepare import Prepared, load_prepared
 from speculators_core.errors import Conflict, DataError, PairingError
 from speculators_core.models.eagle3 import Eagle3Draft
-from speculators_core.models.verifier import Verifier, load_verifier
+from speculators_core.models.verifier import Verifier, fastest, load_verifier
 from speculators_core.params import TrainParams
 from speculators_core.progress import Portion, Progress, Quiet
 from speculators_core.training import checkpointing
@@ -87,8 +87,9 @@ def train(
     loop.position.fingerprint = _fingerprint(params, prepared, verifier)
     del verifier  # a cached run needs none of its layers any more
     checkpoint = checkpointing.load_last(earlier, loop.position.fingerprint) if earlier else None
-    if checkpoint:
+    if earlier and checkpoint:
         loop.load(checkpoint)
+        checkpointing.adopt_best(earlier, checkpoints)
         progress.note(f"resumed at step {loop.position.step} of {loop.schedule.total}")
     _tell_plan(loop, draft, progress)
     loop.run()
@@ -119,9 +120,8 @@ def _earlier_attempt(checkpoints: Path, resume: Path | None, output: Path) -> Pa
 
 def _machine(params: TrainParams, progress: Progress) -> tuple[torch.device, torch.dtype]:
     """Device and dtype of the verifier and its states, and why; the draft trains in float32."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device, dtype = fastest()
     if params.dtype == "auto":
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         why = "auto: " + ("a GPU" if device.type == "cuda" else "a CPU computes float32 fastest")
     else:
         dtype, why = getattr(torch, params.dtype), "as asked"
@@ -152,6 +152,7 @@ def _check_pair(prepared: Prepared, verifier: Verifier, params: TrainParams) -> 
             where=params.data,
             hint="prepare the chats with this verifier",
         )
+    verifier.check_head()
 
 
 def _source(

@@ -83,10 +83,13 @@ def test_an_answer_ends_with_the_stop_token_wherever_in_a_step_it_falls(pair):
         assert steps[-1].finish == "stop"
 
 
-def test_the_verifiers_own_end_token_stops_by_default(pair):
-    verifier, draft = pair
-    decoder = SpeculativeDecoder(verifier, EagleDrafter(draft, verifier))
-    assert decoder.stop_ids == (verifier.tokenizer.eos_token_id,)
+def test_the_verifiers_own_end_tokens_stop_by_default(pair, monkeypatch):
+    verifier, _ = pair
+    whole = text(run(pair))
+    monkeypatch.setattr(verifier.model.generation_config, "eos_token_id", [whole[9], 0])
+    assert verifier.stop_ids == (whole[9], 0, verifier.tokenizer.eos_token_id)
+    ends = [i for i, token in enumerate(whole) if token in verifier.stop_ids]
+    assert text(run(pair, stop_ids=None)) == whole[: ends[0] + 1]
 
 
 def test_an_answer_ends_where_the_context_does(pair):

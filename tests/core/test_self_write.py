@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from speculators_core.data import self_write as module
 from speculators_core.data.chats import read_chats
 from speculators_core.data.domains import DOMAINS, Domain
 from speculators_core.data.self_write import self_write
-from speculators_core.data.writer import greedy, nucleus, write
-from speculators_core.errors import DataError, InputError, Stopped
+from speculators_core.data.writer import Rows, _attend, greedy, nucleus, write
+from speculators_core.errors import DataError, InputError, PairingError, Stopped
 from speculators_core.models.verifier import Verifier, load_verifier
 from speculators_core.params import SelfWriteParams
 from tests.core.listening import Listener
@@ -168,3 +169,17 @@ def test_maths_openings_are_seeded_and_various() -> None:
     assert first[0] == first[1] and len(many) > 250
     assert domain.keep("Sam has 3 apples and eats one. How many are left?")
     assert not domain.keep("Sam has 3 apples.")
+
+
+def test_a_verifier_without_a_chat_template_is_refused(tiny_verifier: Path, tmp_path: Path) -> None:
+    base = shutil.copytree(tiny_verifier, tmp_path / "base")
+    (base / "chat_template.jinja").unlink()
+    with pytest.raises(InputError, match="no chat template"):
+        self_write(params(base), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_attention_with_more_than_keys_and_values_is_refused(verifier: Verifier) -> None:
+    attention, some = verifier.layers[0].self_attn, torch.zeros(1, 2, 1, 4)
+    with pytest.raises(PairingError, match="softcap"):
+        _attend(attention, some, some, some, None, rows=Rows(verifier, 1, 1), softcap=30.0)

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from speculators_core.checkpoint import load_speculator
 from speculators_core.data.prepare import load_prepared
 from speculators_core.errors import CheckpointError, Conflict, DataError, PairingError, SpeclabError
+from speculators_core.models.verifier import load_verifier
 from speculators_core.params import TrainParams
 from speculators_core.training import train as train_module
 from speculators_core.training.loop import Loop
@@ -85,6 +87,18 @@ def test_metrics_have_the_agreed_names(run: Train) -> None:
     assert {f"val_{name}" for name in shared} <= listener.steps[10].keys()
     total = sum(trained[f"acceptance_{k}"] for k in range(3))
     assert trained["acceptance_length"] == pytest.approx(1 + total)
+
+
+def test_a_verifier_that_scales_its_logits_is_refused(tiny_verifier: Path) -> None:
+    verifier = load_verifier(tiny_verifier)
+    verifier.check_head()
+
+    def scaled(_model: object, _given: object, out: CausalLMOutputWithPast) -> None:
+        out.logits = out.logits / 4
+
+    verifier.model.register_forward_hook(scaled)
+    with pytest.raises(PairingError, match="logits differ from its head's"):
+        verifier.check_head()
 
 
 def test_frozen_tensors_are_bit_equal_and_the_log_lists_them(
