@@ -202,10 +202,7 @@ def _put_switches(
         fields.put("norm_before_residual", params.norm_before_residual, "parameter")
     else:
         fields.put("norm_before_residual", bool(stated), _origin(stated))
-    for switch, tensor in (
-        ("norm_before_fc", "input_norm.weight"),
-        ("fc_norm", "fc_norm.0.weight"),
-    ):
+    for switch, tensor in _SWITCH_TENSORS.items():
         if config.get(switch):
             tensor_of(named, tensor, source)
         fields.put(switch, tensor in named, "tensors")

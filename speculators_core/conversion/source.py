@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import struct
 import subprocess
 import sys
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from speculators_core.config import read_json
-from speculators_core.errors import CheckpointError, NotFound, Unavailable
+from speculators_core.errors import CheckpointError, NotFound
+from speculators_core.models.hub import is_hub_id, snapshot
 
 _ITEM_SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
@@ -30,7 +30,7 @@ _NAMES = {
 }  # fmt: skip
 _HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors library itself
 _PICKLE_SECONDS = 120
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_FILES = ("*.json", "*.safetensors", "*.bin")  # of a checkpoint on the hub
 
 Listed = tuple[str, str, Sequence[int]]
 """Name, dtype and shape of one tensor."""
@@ -72,33 +72,13 @@ def locate(checkpoint: str | Path) -> Path:
             where=str(path),
             hint=f"give its directory: {path.parent}",
         )
-    if not _HUB_ID.fullmatch(str(checkpoint)):
+    if not is_hub_id(str(checkpoint)):
         raise NotFound(
             "there is no such checkpoint directory",
             where=str(checkpoint),
             hint="give a directory, or a hub id such as org/name",
         )
-    return _download(str(checkpoint))
-
-
-def _download(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.bin"]))
-    except RepositoryNotFoundError as error:
-        raise NotFound(
-            "neither a directory here nor a repository on the hub",
-            where=hub_id,
-            hint="check the spelling; a private repository needs HF_TOKEN",
-        ) from error
-    except Exception as error:  # the hub client raises its transport's own errors
-        raise Unavailable(
-            f"no such directory here, and the hub can't be reached: {type(error).__name__}",
-            where=hub_id,
-            hint="download the checkpoint elsewhere and give its directory",
-        ) from error
+    return snapshot(str(checkpoint), _FILES)
 
 
 def open_source(checkpoint: str | Path, list_pickle: ListPickle | None = None) -> Source:

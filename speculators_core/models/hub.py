@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from speculators_core.errors import NotFound, Unavailable
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_NO_CODE = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+NO_CODE = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
 
 def local_model(reference: str) -> str:
@@ -17,18 +18,24 @@ def local_model(reference: str) -> str:
     Raises `NotFound` (the hub has no such model) or `Unavailable` (it is neither here nor in the
     hub's cache, and the hub can't be reached).
     """
-    if Path(reference).exists() or not _HUB_ID.fullmatch(reference):
+    if Path(reference).exists() or not is_hub_id(reference):
         return reference
     return str(snapshot(reference))
 
 
-def snapshot(hub_id: str) -> Path:
-    """Weights as safetensors, configuration and tokenizer, downloaded unless they are cached."""
+def is_hub_id(reference: str) -> bool:
+    """Whether it is written like `org/name`."""
+    return _HUB_ID.fullmatch(reference) is not None
+
+
+def snapshot(hub_id: str, patterns: Sequence[str] = NO_CODE) -> Path:
+    """The files that match, downloaded unless they are cached: weights as safetensors,
+    configuration and tokenizer unless something else is asked for. Raises as `local_model`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_NO_CODE))
+        return Path(snapshot_download(hub_id, allow_patterns=list(patterns)))
     except RepositoryNotFoundError as error:
         raise NotFound(
             "there is no such directory, and the hub has no such model",
