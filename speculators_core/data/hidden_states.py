@@ -20,6 +20,7 @@ import hashlib
 import json
 import shutil
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -288,9 +289,12 @@ def _make(
         "sound": torch.tensor(sound),
     }
     path = _path(directory, first, count)
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata=header)
-    partial.rename(path)
+    partial = path.with_suffix(f".{uuid.uuid4().hex[:8]}.partial")  # two runs may share the cache
+    try:
+        save_file(tensors, partial, metadata=header)
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
     clock.tell(first, progress)
 
 
