@@ -28,6 +28,8 @@ log = logging.getLogger("job")
 
 SUPERVISOR = "SPECLAB_SUPERVISOR"
 """Environment variable with the pid of the process that watches this one."""
+ATTEMPT = "SPECLAB_ATTEMPT"
+"""Environment variable with the number of the attempt that this process is."""
 _MODELS = frozenset({"verifier", "speculator"})  # a checkpoint's hub id is the converter's affair
 
 
@@ -39,7 +41,8 @@ def main(arguments: list[str], find_job: Callable[[JobKind], Job] = job_of) -> i
     if len(arguments) != 1:
         log.error("usage: python -m workers.job RUN_ID, found %s", arguments)
         return 2
-    reporter = Reporter(arguments[0])
+    attempt = os.environ.get(ATTEMPT)
+    reporter = Reporter(arguments[0], int(attempt) if attempt else None)
     signal.signal(signal.SIGTERM, lambda *_: reporter.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return _conclude(reporter, lambda: _work(reporter, find_job))

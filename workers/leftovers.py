@@ -27,9 +27,12 @@ def job_gone(run: RunView) -> bool:
     return group is not None and not group_alive(*group)
 
 
-def end_leftovers(run_id: str) -> bool:
-    """End the run's job group and its server; True when nothing of them is left."""
-    job, server = _groups(run_id)
+def end_leftovers(run_id: str, attempt: int) -> bool:
+    """End the attempt's job group and its server; True when nothing of them is left.
+
+    When the run is in another attempt by now, its processes are that one's and left alone.
+    """
+    job, server = _groups(run_id, attempt)
     gone = _end(run_id, job) and _end(run_id, server)
     if gone and server:
         _forget_server(run_id)
@@ -43,12 +46,12 @@ def _end(run_id: str, group: Group | None) -> bool:
     return end_group(*group, _GRACE_S)
 
 
-def _groups(run_id: str) -> tuple[Group | None, Group | None]:
+def _groups(run_id: str, attempt: int) -> tuple[Group | None, Group | None]:
     """The recorded groups of the job and of the server."""
     query = (
         select(Run.job_pgid, Run.job_started, Deployment.server_pgid, Deployment.server_started)
         .outerjoin(Deployment, Deployment.run_id == Run.id)
-        .where(Run.id == run_id)
+        .where(Run.id == run_id, Run.attempt == attempt)
     )
     with reading() as session:
         row = session.execute(query).one_or_none()

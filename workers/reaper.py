@@ -97,7 +97,7 @@ class Reaper:
     def end_orphans(self) -> None:
         """End processes of runs that have ended: their supervisor died between the two."""
         query = (
-            select(Run.id, Run.job_pgid, Deployment.server_pgid)
+            select(Run.id, Run.attempt, Run.job_pgid, Deployment.server_pgid)
             .outerjoin(Deployment, Deployment.run_id == Run.id)
             .where(
                 Run.host == self.host,
@@ -111,9 +111,9 @@ class Reaper:
         with reading() as session:
             ended = session.execute(query).all()
         living = living_groups() if ended else set()
-        for run_id, job_pgid, server_pgid in ended:
+        for run_id, attempt, job_pgid, server_pgid in ended:
             if job_pgid in living or server_pgid is not None:
-                end_leftovers(run_id)
+                end_leftovers(run_id, attempt)
 
     def take_over_from_gone_hosts(self) -> None:
         """Queue again what other hosts ran when they vanished."""
@@ -137,7 +137,7 @@ class Reaper:
                         shutil.rmtree(partial, ignore_errors=True)
 
     def _reap(self, run: RunView) -> None:
-        if not end_leftovers(run.id):
+        if not end_leftovers(run.id, run.attempt):
             logger.error("run %s: its processes can't be ended yet, trying again", run.id)
             return
         age = f"{run.heartbeat_age:.0f} s" if run.heartbeat_age is not None else "ever"
@@ -162,7 +162,7 @@ class Reaper:
 
 
 def _lose(run: RunView, why: str) -> None:
-    if claims.mark_lost(run.id, why):
+    if claims.mark_lost(run.id, why, run.attempt):
         claims.requeue(run.id)
 
 

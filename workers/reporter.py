@@ -25,10 +25,16 @@ Answer = TypeVar("Answer")
 
 
 class Reporter:
-    """One run's voice. Use it as a context manager: leaving it writes what is left."""
+    """One run's voice. Use it as a context manager: leaving it writes what is left.
 
-    def __init__(self, run_id: str, every_s: float = _EVERY_S) -> None:
+    `attempt`: whose voice it is; once the run is in another attempt, the store hears it no more.
+    """
+
+    def __init__(
+        self, run_id: str, attempt: int | None = None, *, every_s: float = _EVERY_S
+    ) -> None:
         self.run_id = run_id
+        self._attempt = attempt
         self._every_s = every_s
         self._lock = threading.Lock()
         self._progress: tuple[float | None, str, float | None] | None = None
@@ -103,10 +109,10 @@ class Reporter:
             self._progress, self._metrics = None, {}
         try:
             if metrics:
-                claims.add_metrics(self.run_id, metrics)
+                claims.add_metrics(self.run_id, metrics, attempt=self._attempt)
                 metrics = {}
             if progress:
-                claims.progress(self.run_id, *progress)
+                claims.progress(self.run_id, *progress, attempt=self._attempt)
                 progress = None
         finally:
             self._keep(progress, metrics)

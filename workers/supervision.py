@@ -23,7 +23,7 @@ from app.store.transitions import ACTIVE
 from speculators_core.errors import NotFound, Unavailable
 from workers import leases, outcome
 from workers.conclusion import Again, Ask, Conclusion, conclude, ending
-from workers.job import SUPERVISOR
+from workers.job import ATTEMPT, SUPERVISOR
 from workers.leftovers import end_leftovers
 from workers.log import RunLog, last_meaningful_line, lines_of
 from workers.processes import end_group, signal_group, start_time
@@ -92,6 +92,7 @@ class _Supervision:
                 **os.environ,
                 **leases.device_environment(self.claim.device),
                 SUPERVISOR: str(os.getpid()),
+                ATTEMPT: str(self.claim.attempt),
                 "PYTHONUNBUFFERED": "1",
             },
         )
@@ -125,7 +126,7 @@ class _Supervision:
         self._child.wait()
         self._beat()  # ending takes its time, and the reaper must not take it for silence
         try:
-            end_leftovers(self.claim.run_id)
+            end_leftovers(self.claim.run_id, self.claim.attempt)
         except Unavailable:
             logger.warning("run %s: its leftovers wait for the reaper", self.claim.run_id)
         self._beat()
@@ -137,36 +138,35 @@ class _Supervision:
             self._note("the run is not this attempt's any more; it is left as it is")
             return
         assert self._child and self._log
-        run_id, status = self.claim.run_id, self._child.returncode
+        status = self._child.returncode
         conclusion = conclude(
             self.claim.kind,
             self.claim.attempt,
             status,
             self.ask,
-            outcome.read_outcome(run_id),
+            outcome.read_outcome(self.claim.run_id),
             last_meaningful_line(self._log.last_lines),
         )
         self._note(f"attempt {self.claim.attempt} over, {ending(status)}: {_told(conclusion)}")
-        self._insist(lambda: _write(run_id, conclusion))
+        self._insist(lambda: _write(self.claim, conclusion))
 
     def fail(self, why: str) -> None:
         error = {"kind": "internal", "message": why, "where": None, "hint": "see the worker's log"}
-        self._insist(lambda: claims.finish(self.claim.run_id, RunState.FAILED, error))
+        run_id, attempt = self.claim.run_id, self.claim.attempt
+        self._insist(lambda: claims.finish(run_id, RunState.FAILED, error, attempt=attempt))
 
     def close(self) -> None:
         if self._log:
             self._log.close()
 
     def _beat(self) -> None:
+        run_id, attempt = self.claim.run_id, self.claim.attempt
         try:
-            if not self._still_ours():
-                self._stop(Ask.TAKEN_AWAY)
-                return
             if not self._recorded:
                 assert self._child
-                claims.set_job(self.claim.run_id, self._child.pid, self._started)
+                claims.set_job(run_id, self._child.pid, self._started, attempt=attempt)
                 self._recorded = True
-            state = claims.beat(self.claim.run_id)
+            state = claims.beat(run_id, attempt=attempt)
         except NotFound:
             self._stop(Ask.TAKEN_AWAY)
         except Unavailable as error:
@@ -177,6 +177,8 @@ class _Supervision:
             self._heard = time.monotonic()
             if state is RunState.CANCELLING:
                 self._stop(Ask.CANCEL)
+            elif state not in ACTIVE:
+                self._stop(Ask.TAKEN_AWAY)
 
     def _still_ours(self) -> bool:
         run = runs.get(self.claim.run_id)
@@ -214,15 +216,16 @@ class _Supervision:
                 time.sleep(_RETRY_S)
 
 
-def _write(run_id: str, conclusion: Conclusion) -> bool:
+def _write(claim: Claim, conclusion: Conclusion) -> bool:
+    run_id, attempt, why = claim.run_id, claim.attempt, conclusion.why
     if conclusion.result is not None:
-        claims.set_result(run_id, conclusion.result)
-    if conclusion.again is Again.FREE and recovery.hand_back(run_id, conclusion.why):
+        claims.set_result(run_id, conclusion.result, attempt=attempt)
+    if conclusion.again is Again.FREE and recovery.hand_back(run_id, why, attempt=attempt):
         return True
     if conclusion.again is None:
-        return claims.finish(run_id, conclusion.state, conclusion.error)
+        return claims.finish(run_id, conclusion.state, conclusion.error, attempt=attempt)
     # also where the run could not be handed back because somebody cancelled it just now
-    return claims.mark_lost(run_id, conclusion.why) and claims.requeue(run_id)
+    return claims.mark_lost(run_id, why, attempt=attempt) and claims.requeue(run_id)
 
 
 def _told(conclusion: Conclusion) -> str:

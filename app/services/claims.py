@@ -136,8 +136,13 @@ def set_result(run_id: str, result: Mapping[str, Any], attempt: int | None = Non
     return _report(run_id, attempt, result=dict(result))
 
 
-def add_metrics(run_id: str, steps: Mapping[int, Mapping[str, float]]) -> None:
-    """Log steps; a step that is there already is replaced and gets a new id."""
+def add_metrics(
+    run_id: str, steps: Mapping[int, Mapping[str, float]], attempt: int | None = None
+) -> None:
+    """Log steps; a step that is there already is replaced and gets a new id.
+
+    With `attempt`: nothing (and that is logged) if the run is in another one by now.
+    """
     if not steps:
         return
     rows = [
@@ -145,6 +150,9 @@ def add_metrics(run_id: str, steps: Mapping[int, Mapping[str, float]]) -> None:
         for step, values in sorted(steps.items())
     ]
     with writing() as session:
+        if session.scalar(select(Run.id).where(*_attempt(run_id, attempt))) is None:
+            _refused(run_id, "metrics")
+            return
         session.execute(
             delete(RunMetric).where(RunMetric.run_id == run_id, RunMetric.step.in_(list(steps)))
         )
@@ -182,9 +190,13 @@ def _report(run_id: str, attempt: int | None, **values: Any) -> bool:
             .values(updated_at=now(), **values)
         )
     if changed.rowcount != 1:  # type: ignore[attr-defined]
-        logger.warning("late report refused: run %s is not running (%s)", run_id, ", ".join(values))
+        _refused(run_id, ", ".join(values))
         return False
     return True
+
+
+def _refused(run_id: str, what: str) -> None:
+    logger.warning("late report refused: run %s, or this attempt, is over (%s)", run_id, what)
 
 
 def _make_way(session: Session, host: str) -> None:

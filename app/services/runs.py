@@ -163,7 +163,7 @@ def cancel(run_id: str, who: str) -> RunView:
     Raises `NotFound`, and `Conflict` when the run has ended in another way already.
     """
     with writing() as session:
-        run = _row(session, run_id)
+        run = _row(session, run_id, lock=True)  # or a claim could slip in between
         if run.state is RunState.QUEUED:
             end(session, run_id, RunState.CANCELLED, expected=(RunState.QUEUED,))
         elif run.state is RunState.RUNNING:
@@ -240,8 +240,8 @@ def _needs(session: Session, run_ids: Sequence[str]) -> dict[str, tuple[str, ...
     return found
 
 
-def _row(session: Session, run_id: str) -> Run:
-    run = session.get(Run, run_id)
+def _row(session: Session, run_id: str, *, lock: bool = False) -> Run:
+    run = session.get(Run, run_id, with_for_update=lock)
     if run is None:
         raise NotFound(f"there is no run {run_id!r}", hint="see `speclab runs`, or the Runs page")
     return run

@@ -33,11 +33,11 @@ class Away:
             monkeypatch.setattr(claims, name, self._guarded(getattr(claims, name)))
 
     def _guarded(self, real):
-        def call(*arguments):
+        def call(*arguments, **options):
             if self.gone:
                 raise Unavailable("the store is away")
             self.writes += 1
-            return real(*arguments)
+            return real(*arguments, **options)
 
         return call
 

@@ -52,10 +52,10 @@ def test_while_the_store_is_away_the_job_goes_on_and_its_end_is_recorded_later(
     for module, name in ((claims, "beat"), (claims, "finish"), (runs, "get")):
         real = getattr(module, name)
 
-        def call(*arguments, real=real):
+        def call(*arguments, real=real, **options):
             if away.is_set():
                 raise Unavailable("the store is away")
-            return real(*arguments)
+            return real(*arguments, **options)
 
         monkeypatch.setattr(module, name, call)
     away.set()  # in this process; the job's own has its store
