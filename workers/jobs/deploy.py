@@ -9,11 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from app.services import deployments
+from app.services import deployments, speculators, verifiers
 from app.services.views import RunView
 from app.store.models import DeploymentPhase, TraceMode
 from speculators_core.errors import SpeclabError, Stopped, Unavailable
 from speculators_core.params import DeployParams
+from workers.jobs.places import name_of
 from workers.launch import Launch, plan
 from workers.metrics import Counters, scrape
 from workers.reporter import Reporter
@@ -50,7 +51,7 @@ def run(run: RunView, params: DeployParams, reporter: Reporter) -> dict[str, Any
             reporter.note(note)
         server = Server(launch, sys.stdout.buffer)
         stack.callback(deployment.end, server)
-        deployment.begin(launch, server)
+        deployment.begin(launch, server, params)
         notes = server.wait_ready(deployment.phase, reporter.stopping)
         deployment.announce(launch, notes)
         _watch(server, relay, reporter)
@@ -64,10 +65,15 @@ class _Deployment:
         self._id = run_id
         self._reporter = reporter
 
-    def begin(self, launch: Launch, server: Server) -> None:
+    def begin(self, launch: Launch, server: Server, params: DeployParams) -> None:
         """First of all the process group: whoever finds this run dead must find its server."""
         self._update(server_pgid=server.pgid, server_started=server.started)
+        verifier = self._reporter.insist(
+            lambda: name_of(params.verifier, verifiers.list_verifiers())
+        )
         self._update(
+            verifier=verifier,
+            speculator=self._drafter(params.speculator),
             command=list(launch.command),
             served_name=launch.served_name,
             speculative_tokens=launch.speculative_tokens,
@@ -101,6 +107,12 @@ class _Deployment:
             self._try(server_pgid=None, server_started=None, endpoint=None)
         else:  # the recorded group stays, for the reaper to end
             self._reporter.note(f"something of the server's group {server.pgid} is still running")
+
+    def _drafter(self, path: str | None) -> str | None:
+        """As people know it; None for the n-gram drafter."""
+        if path is None:
+            return None
+        return self._reporter.insist(lambda: name_of(path, speculators.list_speculators()))
 
     def _update(self, **changes: Any) -> None:
         self._reporter.insist(lambda: deployments.update(self._id, **changes))
