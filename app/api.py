@@ -196,9 +196,13 @@ def list_artifacts(run_id: str) -> list[Artifact]:
 def get_artifact(run_id: str, path: str) -> FileResponse:
     """One file of a run, never one outside it."""
     root = _artifacts(run_id)
-    file = (root / path).resolve()
-    if not file.is_relative_to(root) or not file.is_file():
-        raise NotFound(f"run {run_id} has no artifact {path!r}")
+    try:
+        file = (root / path).resolve()
+        known = file.is_relative_to(root) and file.is_file()
+    except (OSError, ValueError):  # longer than a name can be; a NUL byte
+        known = False
+    if not known:
+        raise NotFound(f"run {run_id} has no artifact {path!r}", hint="list them without a path")
     return FileResponse(file, filename=file.name, content_disposition_type="attachment")
 
 

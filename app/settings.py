@@ -11,8 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from speculators_core.errors import InputError
 
 _LONGEST_SOCKET_PATH = 100  # the kernel has room for 107 bytes
 
@@ -58,6 +60,13 @@ class Settings(BaseSettings):
     def _same_from_every_directory(cls, home: Path) -> Path:
         return home.expanduser().absolute()
 
+    @field_validator("database_url", "broker_url")
+    @classmethod
+    def _is_a_url(cls, url: str | None) -> str | None:
+        if url and "://" not in url:  # not shown: it may hold a password
+            raise ValueError("should be a URL, such as postgresql://… or redis://…")
+        return url
+
     @property
     def store_url(self) -> str:
         return self.database_url or f"sqlite:///{self.home / 'speclab.db'}"
@@ -88,5 +97,13 @@ class Settings(BaseSettings):
 
 @lru_cache(maxsize=1)
 def settings() -> Settings:
-    """The settings of this process."""
-    return Settings()
+    """The settings of this process. Raises `InputError` that names the variable that is wrong."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = f"SPECLAB_{str(first['loc'][0]).upper()}"
+        said = str(first["msg"]).removeprefix("Value error, ")
+        raise InputError(
+            f"{name}: {said}", where=name, hint="correct or unset this environment variable"
+        ) from None

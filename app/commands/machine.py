@@ -13,7 +13,7 @@ from app.commands.output import Json, emit, say, table
 from app.settings import Settings, settings
 from speculators_core.errors import NotFound, Stopped
 
-_ENTER = "Enter with this link, which works once:"
+_ENTER = "Enter with this link, which works once: "
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def _up(
     def announce(link: str) -> None:
         lines = [
             f"Speclab is ready at {address(current)}",
-            f"{_ENTER} {link}",
+            f"{_ENTER}{link}",
             "Ctrl-C, or `speclab down` elsewhere, stops all of it.",
         ]
         emit({"address": address(current), "link": link, "home": str(current.home)}, as_json, lines)
@@ -67,7 +67,7 @@ def _announce_running(current: Settings, address: str, as_json: bool) -> None:
     link = Gate.of(current).issue_link(address)
     lines = [
         f"Speclab runs already at {address}",
-        f"Enter with this link, which works once: {link}",
+        f"{_ENTER}{link}",
     ]
     emit({"address": address, "link": link, "home": str(current.home)}, as_json, lines)
 
@@ -100,11 +100,11 @@ def _status(
         "address": found.address if found else None,
         "home": str(current.home),
     }
-    if not _has_store(current):
-        emit(document, as_json, [f"Speclab does not run here, and {current.home} holds no store"])
-        return
     from app.services import health
 
+    if not health.store_exists():
+        emit(document, as_json, [f"Speclab does not run here, and {current.home} holds no store"])
+        return
     seen = health.check()
     document |= seen.model_dump(mode="json")
     emit(document, as_json, _status_lines(document, seen.complaint))
@@ -115,8 +115,11 @@ def _status_lines(document: dict[str, Any], complaint: str) -> Iterable[str]:
         yield f"Speclab runs at {document['address']}"
     else:
         yield "Speclab is starting or stopping" if document["up"] else "Speclab does not run here"
-    if document["up"] and complaint:
+    usable = document["store"]["ok"]
+    if complaint and (document["up"] or not usable):
         yield complaint
+    if not usable:
+        return
     yield f"runs: {document['running']} running, {document['queued']} queued"
     for worker in document["workers"]:
         alive = "alive" if worker["alive"] else f"last seen {worker['seen_at']}"
@@ -171,10 +174,6 @@ def _upgrade(as_json: Json = False) -> None:
     current.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     migrations.upgrade(current.store_url)
     emit({"revision": migrations.head()}, as_json, [f"the store is at {migrations.head()}"])
-
-
-def _has_store(current: Settings) -> bool:
-    return current.database_url is not None or (current.home / "speclab.db").exists()
 
 
 def _quiet_events() -> None:

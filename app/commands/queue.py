@@ -16,6 +16,7 @@ import typer
 from app.commands.flags import parse, with_flags
 from app.commands.output import Json, emit, say, table
 from app.settings import settings
+from speculators_core.errors import NotFound
 from speculators_core.params import PARAMS_OF, JobKind
 
 if TYPE_CHECKING:
@@ -47,12 +48,18 @@ class Lab(Protocol):
 
 
 class LocalLab:
-    """The services of this machine."""
+    """The services of this machine. Raises `NotFound` where it has no store yet."""
 
     def __init__(self) -> None:
         from app.auth import LOCAL_USER
-        from app.services import runs
+        from app.services import health, runs
 
+        if not health.store_exists():
+            raise NotFound(
+                "there is no lab here yet",
+                where=str(settings().home),
+                hint="start one: speclab up; or name another: SPECLAB_URL or SPECLAB_HOME",
+            )
         self._runs, self._user = runs, LOCAL_USER
 
     def submit(

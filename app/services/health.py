@@ -70,7 +70,7 @@ class Health(View):
 def check() -> Health:
     """Ask each part. Takes seconds at most, and never raises for a part that is away."""
     bell = _broker()
-    if not _store_exists():
+    if not store_exists():
         return Health(store=PartHealth(ok=False, message="there is none yet"), broker=bell)
     try:
         with reading() as session:
@@ -93,8 +93,8 @@ def check() -> Health:
     )
 
 
-def _store_exists() -> bool:
-    """Looking must not create an empty SQLite file."""
+def store_exists() -> bool:
+    """Whether there is a store to ask: looking must not create an empty SQLite file."""
     url = make_url(settings().store_url)
     return url.get_backend_name() != "sqlite" or Path(url.database or "").exists()
 

@@ -184,15 +184,12 @@ def _names_path(reference: str) -> bool:
 
 
 def _each_reference(params: Mapping[str, Any], change: Callable[[str, str], str]) -> dict[str, Any]:
-    changed = dict(params)
-    for field, value in params.items():
-        if field not in _REGISTRY_OF:
-            continue
-        if isinstance(value, str):
-            changed[field] = change(value, field)
-        elif isinstance(value, (list, tuple)):
-            changed[field] = [change(item, field) for item in value]
-    return changed
+    def changed(value: Any, field: str) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [changed(item, field) for item in value]
+        return change(value, field) if isinstance(value, str) else value
+
+    return {f: changed(v, f) if f in _REGISTRY_OF else v for f, v in params.items()}
 
 
 def _within(real: Path, root: Path) -> bool:

@@ -164,7 +164,7 @@ def _create(url: str) -> Engine:
 
 
 def _sqlite(url: str, file: Path) -> Engine:
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     network = network_file_system(file)
     if network:
         logger.warning(

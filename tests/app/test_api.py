@@ -54,6 +54,7 @@ def test_the_same_idempotency_key_gives_the_same_run(client: TestClient) -> None
         ({"kind": "verifier", "params": {}, "extra": 1}, "extra"),
         ({"kind": "train", "params": {"data": "d", "verifier": "v", "epochs": 0}}, "epochs"),
         ({"kind": "verifier"}, "params"),
+        ({"kind": "prepare", "params": {"data": [5, [None]], "verifier": "v"}}, "data"),
         ([], "body"),
     ],
 )
@@ -123,7 +124,15 @@ def test_artifacts_are_served_and_nothing_else(client: TestClient, tmp_path: Pat
     served = client.get(f"{base}/deep/result.json")
     assert (served.status_code, served.text) == (200, "{}")
     assert served.headers["content-disposition"].startswith("attachment")
-    for path in ("../log.txt", "%2e%2e/log.txt", "..%2f..%2f..%2fsecret", "way-out", "deep"):
+    for path in (
+        "../log.txt",
+        "%2e%2e/log.txt",
+        "..%2f..%2f..%2fsecret",
+        "way-out",
+        "deep",
+        "%00",
+        300 * "x",
+    ):
         assert client.get(f"{base}/{path}").status_code in (404, 403)
 
 

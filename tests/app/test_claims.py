@@ -295,7 +295,10 @@ def test_an_attempt_that_was_lost_can_not_speak_for_the_next_one(here):
     assert not claims.set_result(run_id, {"output": "/old"}, attempt=first.attempt)
     assert not claims.set_job(run_id, 1, 1.0, attempt=first.attempt)
     assert not claims.finish(run_id, "failed", attempt=first.attempt)
-    assert runs.get(run_id) == before
+    assert not claims.mark_lost(run_id, "its worker died", attempt=first.attempt)
+    assert not recovery.hand_back(run_id, "its worker ends", attempt=first.attempt)
+    claims.add_metrics(run_id, {1: {"loss": 9.0}}, attempt=first.attempt)
+    assert runs.get(run_id) == before and runs.metrics(run_id) == []
     assert claims.beat(run_id, second.attempt) is RunState.RUNNING
     assert claims.finish(run_id, "succeeded", attempt=second.attempt)
 

@@ -301,7 +301,29 @@ def test_where_nothing_runs_status_and_down_say_so(
     assert (status, json.loads(said)["up"]) == (0, False)
     assert in_process(capsys, "down") == (0, "nothing was running\n")
     assert in_process(capsys, "status", "--link")[0] == 1
+    for command in (["runs"], ["logs", "x"], ["cancel", "x"], ["submit", "verifier"]):
+        status, said = in_process(capsys, *command, "--json")
+        assert (status, json.loads(said)["error"]["kind"]) == (1, "not_found")
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("PORT", "many"), ("DATABASE_URL", "postgres"), ("BROKER_URL", "here")]
+)
+def test_a_setting_that_can_not_be_right_is_named(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    value: str,
+) -> None:
+    monkeypatch.setenv(f"SPECLAB_{name}", value)
+    settings.cache_clear()
+    status, said = in_process(capsys, "runs", "--json")
+    monkeypatch.delenv(f"SPECLAB_{name}")
+    error = json.loads(said)["error"]
+    assert (status, error["where"]) == (1, f"SPECLAB_{name}")
+    assert error["hint"]
 
 
 def test_db_upgrade_makes_the_store(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
