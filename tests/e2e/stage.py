@@ -23,6 +23,8 @@ HOSTILE = (
     "</script><script>window.__xss=7</script>",
 )
 HOST = "this-machine"
+TIMES = {"long": 60, "burst": 20, "endless": 400}
+"""How often the story is told, by a word of the question."""
 STORY = (
     "Each pen costs 3 dollars. The shop sells 7 pens.\n\n"
     "To find the total, multiply the number of pens by the price of one pen:\n\n"
@@ -35,7 +37,7 @@ STORY = (
 class Parrot:
     """Answers as a traced server would: a story in decoding steps. Words of the question steer
     it: `hostile` brings the hostile texts as tokens, `long` thousands of tokens in big updates,
-    `burst` as many updates as can be sent."""
+    `burst` as many updates as can be sent, `endless` minutes of slow ones."""
 
     def generate(
         self,
@@ -52,7 +54,7 @@ class Parrot:
         steps = list(decoded(story_of(question), speculative=not plain))
         seen: list[dict[str, Any]] = []
         batch = 20 if "long" in question else 1
-        pause = 0.03 if plain or "slow" in question else 0.0 if "burst" in question else 0.012
+        pause = 0.03 if plain or "endless" in question else 0.0 if "burst" in question else 0.012
         text, run = "", f"play-{time.monotonic_ns()}"
         for seq, at in enumerate(range(0, len(steps) + batch, batch)):
             fresh = steps[at : at + batch]
@@ -76,7 +78,7 @@ def story_of(question: str) -> list[str]:
     if "hostile" in question:
         return [part + " " for part in HOSTILE] * 2
     words = STORY.replace(" ", "| ").replace("\n\n", "|\n\n|").split("|")
-    times = 60 if "long" in question else 20 if "burst" in question else 1
+    times = next((n for word, n in TIMES.items() if word in question), 1)
     return [word for word in words if word] * times
 
 
