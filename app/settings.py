@@ -72,6 +72,12 @@ class Settings(BaseSettings):
         return self.database_url or f"sqlite:///{self.home / 'speclab.db'}"
 
     @property
+    def has_store(self) -> bool:
+        """Whether there is one to ask: looking must not create an empty SQLite file."""
+        kind, _, file = self.store_url.partition(":///")
+        return not kind.startswith("sqlite") or Path(file).exists()
+
+    @property
     def broker_socket(self) -> Path:
         """The embedded broker's Unix socket; under /tmp where SPECLAB_HOME is too long for one."""
         socket = self.home / "broker" / "s"

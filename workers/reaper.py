@@ -60,7 +60,8 @@ class Reaper:
 
     def stop(self) -> None:
         self._ending.set()
-        self._thread.join(self._every_s)
+        if self._thread.is_alive():  # not in a worker that never got ready
+            self._thread.join(self._every_s)
 
     def sweep(self) -> None:
         """One round; a step that fails is logged and does not keep the others from theirs."""

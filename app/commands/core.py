@@ -75,7 +75,7 @@ def resolved(params: Params) -> dict[str, Any]:
 
 def path_of(reference: str, field: str) -> str:
     """What a reference stands for; without a local store, a path or hub id as it is."""
-    if settings().database_url or (settings().home / "speclab.db").exists():
+    if settings().has_store:
         from app.services import references
 
         return references.resolve(reference, field)

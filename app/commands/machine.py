@@ -100,11 +100,11 @@ def _status(
         "address": found.address if found else None,
         "home": str(current.home),
     }
-    from app.services import health
-
-    if not health.store_exists():
+    if not current.has_store:
         emit(document, as_json, [f"Speclab does not run here, and {current.home} holds no store"])
         return
+    from app.services import health
+
     seen = health.check()
     document |= seen.model_dump(mode="json")
     emit(document, as_json, _status_lines(document, seen.complaint))

@@ -52,9 +52,9 @@ class LocalLab:
 
     def __init__(self) -> None:
         from app.auth import LOCAL_USER
-        from app.services import health, runs
+        from app.services import runs
 
-        if not health.store_exists():
+        if not settings().has_store:
             raise NotFound(
                 "there is no lab here yet",
                 where=str(settings().home),

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 EXECUTE = "speclab.execute"
 QUEUE = "runs"
 _CONNECT_SECONDS = 1.0
+_ANSWER_SECONDS = 5.0
 
 
 def wake(run_id: str) -> bool:
@@ -52,7 +53,7 @@ def _celery(url: str) -> Celery:
         broker_pool_limit=4,
         broker_transport_options={
             "socket_connect_timeout": _CONNECT_SECONDS,
-            "socket_timeout": 5.0,
+            "socket_timeout": _ANSWER_SECONDS,
             "max_retries": 0,
         },
     )
@@ -62,5 +63,8 @@ def _celery(url: str) -> Celery:
 @lru_cache(maxsize=4)
 def _redis(url: str) -> redis.Redis:
     return redis.Redis.from_url(
-        url, socket_connect_timeout=_CONNECT_SECONDS, socket_timeout=30.0, decode_responses=True
+        url,
+        socket_connect_timeout=_CONNECT_SECONDS,
+        socket_timeout=_ANSWER_SECONDS,
+        decode_responses=True,
     )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import datetime, timedelta
-from pathlib import Path
 
 import redis
 from pydantic import computed_field
-from sqlalchemy import func, make_url, select
+from sqlalchemy import func, select
 
 from app.services import broker, slots
 from app.services.views import SlotView, View
@@ -70,7 +69,7 @@ class Health(View):
 def check() -> Health:
     """Ask each part. Takes seconds at most, and never raises for a part that is away."""
     bell = _broker()
-    if not store_exists():
+    if not settings().has_store:
         return Health(store=PartHealth(ok=False, message="there is none yet"), broker=bell)
     try:
         with reading() as session:
@@ -91,12 +90,6 @@ def check() -> Health:
         queued=queued,
         running=sum(counts.values()),
     )
-
-
-def store_exists() -> bool:
-    """Whether there is a store to ask: looking must not create an empty SQLite file."""
-    url = make_url(settings().store_url)
-    return url.get_backend_name() != "sqlite" or Path(url.database or "").exists()
 
 
 def _broker() -> PartHealth:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import migrations
-from app.services import acceptance, claims, deployments, runs
+from app.services import acceptance, claims, deployments, runs, verifiers
 from app.services.views import DeploymentView, RunView
 from app.settings import settings
 from app.store import engine
@@ -86,6 +87,8 @@ def deploy_stand_in(
 
 
 def test_a_deployment_serves_until_it_is_stopped(run, servers, monkeypatch) -> None:
+    known = SimpleNamespace(name="known", path=run.params["verifier"])
+    monkeypatch.setattr(verifiers, "list_verifiers", lambda: [known])
     seen: list[DeploymentView] = []
 
     def ready() -> bool:
@@ -96,7 +99,7 @@ def test_a_deployment_serves_until_it_is_stopped(run, servers, monkeypatch) -> N
         deploy_stand_in(run, "good", Reporter(ready), monkeypatch)
     at_ready = seen[-1]
     assert at_ready.endpoint == servers[0].launch.endpoint
-    assert at_ready.served_name == "mine"
+    assert (at_ready.served_name, at_ready.verifier) == ("mine", "known")
     assert (at_ready.server_pgid, at_ready.server_started) == (
         servers[0].pgid,
         servers[0].started,
