@@ -225,7 +225,7 @@ def _submit(session: Session, stage: Stage, found: Mapping[str, Run], owner: str
         stage.kind,
         {field: real(value) for field, value in stage.params.items()},
         owner=owner,
-        name=f"Demo: {stage.title.lower()}",
+        name=f"Demo: {stage.title[0].lower()}{stage.title[1:]}",
         needs=[found[key].id for key in stage.needs],
         replaces=replaced.id if replaced else None,
     )
