@@ -30,15 +30,6 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """Public prompts and chats laid beside the checkout."""
-    folder = ROOT.parent / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"the public data folder is not at {folder}")
-    return folder
-
-
-@pytest.fixture(scope="session")
 def serving_lab() -> Iterator[ServingLab]:
     """Store, broker and running deploy jobs that tests of serving share."""
     from tests.serving import ServingLab
