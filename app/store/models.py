@@ -158,6 +158,7 @@ class Run(Base):
     __table_args__ = (
         Index("ix_runs_state_priority", "state", "priority", "created_at"),
         Index("ix_runs_kind_state_created", "kind", "state", "created_at"),
+        Index("ix_runs_kind_created", "kind", "created_at"),
         Index("ix_runs_state_created", "state", "created_at"),
         Index("ix_runs_owner_created", "owner", "created_at"),
     )
