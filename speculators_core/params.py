@@ -32,6 +32,9 @@ class JobKind(StrEnum):
     TRAIN = "train"
     EVALUATE = "evaluate"
     CONVERT = "convert"
+    EXPORT = "export"
+    PULL = "pull"
+    PUSH = "push"
     DEPLOY = "deploy"
 
 
@@ -187,6 +190,67 @@ class ConvertParams(Params):
     validate_on_verifier: bool = Field(True, description="run the result on a few prompts")
 
 
+class LaunchParams(Params):
+    """What the commands that serve a speculator elsewhere should say."""
+
+    speculator: str = Field(min_length=1, description="the draft to serve")
+    verifier_name: str | None = Field(
+        None, description="hub id or path of its verifier there; empty: as its config names it"
+    )
+    speculative_tokens: PositiveInt | None = Field(
+        None, description="K; empty: what the speculator's config says"
+    )
+    image: str = Field(
+        "registry.redhat.io/rhaii/vllm-cuda-rhel9",
+        min_length=1,
+        pattern=r"^[\w.:/@-]+$",
+        description="container image of Red Hat AI Inference",
+    )
+    gpus: str = Field(
+        "all", pattern=r"^(all|\d+(,\d+)*)$", description="`all`, or device numbers such as 0,1"
+    )
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="on the host")
+
+
+class ExportParams(Params):
+    """A speculator in the layout that other tools read."""
+
+    speculator: str = Field(min_length=1, description="an EAGLE-3 draft in speculators format")
+    format: Literal["specforge", "research"] = Field(
+        "specforge", description="specforge: SpecForge and SGLang; research: SafeAILab/EAGLE"
+    )
+    verifier: str | None = Field(
+        None, description="the model it drafts for; tells whether the layout implies its aux layers"
+    )
+    accept_losses: bool = Field(
+        False, description="write it although readers of the layout would compute something else"
+    )
+
+
+class PullParams(Params):
+    """Download a model repository from the hub, and register what it is."""
+
+    repository: str = Field(min_length=1, description="hub id: org/name")
+    revision: str | None = Field(
+        None, min_length=1, description="branch, tag or commit; empty: the newest"
+    )
+    name: str | None = Field(
+        None, min_length=1, description="name it is registered as; empty: the repository's"
+    )
+
+
+class PushParams(Params):
+    """Upload a speculator to the hub. The token comes from HF_TOKEN in the environment."""
+
+    speculator: str = Field(min_length=1, description="the draft to upload")
+    repository: str = Field(min_length=1, description="hub id: org/name; made if it is not there")
+    private: bool = Field(True, description="only you and your organisation see it")
+    revision: str = Field("main", min_length=1, description="branch to commit to")
+    verifier_name: str | None = Field(
+        None, min_length=1, description="hub id of its verifier, where its config holds a path"
+    )
+
+
 class DeployParams(Params):
     """Serve a verifier with a drafter."""
 
@@ -214,6 +278,9 @@ PARAMS_OF: dict[JobKind, type[Params]] = {
     JobKind.TRAIN: TrainParams,
     JobKind.EVALUATE: EvaluateParams,
     JobKind.CONVERT: ConvertParams,
+    JobKind.EXPORT: ExportParams,
+    JobKind.PULL: PullParams,
+    JobKind.PUSH: PushParams,
     JobKind.DEPLOY: DeployParams,
 }
 

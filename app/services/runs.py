@@ -40,6 +40,9 @@ _MAIN_FIELD = {
     JobKind.VERIFIER: "name",
     JobKind.EVALUATE: "speculator",
     JobKind.CONVERT: "checkpoint",
+    JobKind.EXPORT: "speculator",
+    JobKind.PULL: "repository",
+    JobKind.PUSH: "speculator",
     JobKind.DEPLOY: "speculator",
 }
 _UNFINISHED = (RunState.QUEUED, RunState.RUNNING)

@@ -13,7 +13,9 @@ from app.store.models import Run, Slot, SlotKind, now
 from app.store.transitions import ACTIVE
 from speculators_core.params import JobKind
 
-_NEVER_ON_GPU = frozenset({JobKind.VERIFIER, JobKind.PREPARE})
+_NEVER_ON_GPU = frozenset(
+    {JobKind.VERIFIER, JobKind.PREPARE, JobKind.EXPORT, JobKind.PULL, JobKind.PUSH}
+)
 
 
 def register_slots(host: str, gpus: Iterable[int], job_slots: int, serving_slots: int) -> None:
