@@ -187,6 +187,15 @@ class ConvertParams(Params):
     )
     speculative_tokens: PositiveInt = Field(3, description="K written into the config")
     norm_before_residual: bool | None = Field(None, description="empty: as the layout defines it")
+    norm_output: bool | None = Field(
+        None, description="feed the normed state to the next step (3.1); empty: as the file says"
+    )
+    rope_theta: Annotated[float, Field(gt=0.0)] | None = Field(
+        None, description="RoPE base; empty: the file's, else the verifier's"
+    )
+    verifier_name: str | None = Field(
+        None, min_length=1, description="hub id written for the verifier in place of a local path"
+    )
     validate_on_verifier: bool = Field(True, description="run the result on a few prompts")
 
 
