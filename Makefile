@@ -16,7 +16,7 @@ test-environment:
 	@$(PYTHON) environment/build.py --tests
 
 test: test-environment
-	$(BIN)/pytest -m "not prove"
+	$(BIN)/pytest -m "not prove" -n 2 --dist loadgroup --no-loadscope-reorder --durations 15
 
 prove: test-environment
 	$(BIN)/pytest -m prove

