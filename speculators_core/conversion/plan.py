@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict
 
 from speculators_core.config import Eagle3Config
 from speculators_core.conversion.source import Source
+from speculators_core.errors import InputError
 from speculators_core.models.verifier_config import VerifierFacts
 from speculators_core.params import ConvertParams
 
-How = Literal["copied", "derived", "shared", "unused"]
+How = Literal["copied", "derived", "shared", "unused", "verifier", "part"]
 Origin = Literal["checkpoint", "tensors", "verifier", "layout", "parameter"]
 
 
@@ -24,9 +25,38 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
+class DraftConfig(Protocol):
+    """What the `config.json` of a result says, whatever its algorithm."""
+
+    @property
+    def algorithm(self) -> str:
+        """`eagle3`, `dflash`, `mtp` or `eagle`."""
+
+    @property
+    def speculative_tokens(self) -> int:
+        """The K that the file proposes."""
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of all tensors of such a checkpoint."""
+
+    def tensor_dtype(self, name: str) -> str:
+        """The dtype that tensor `name` is written in, in torch's words."""
+
+    def to_json(self) -> str:
+        """The text of config.json."""
+
+
 class TensorRow(_Frozen):
-    """One tensor's way. `shared`: not written, the verifier's own is used when the draft is
-    loaded. `shape` and `dtype` are those of the result, of the source where it is unused.
+    """One tensor's way, by `how`:
+
+    `copied`    the source's values, cast where dtypes differ
+    `derived`   computed from `source`
+    `shared`    not written: the verifier's own is used when the draft is loaded
+    `verifier`  copied from the verifier's checkpoint, where it is called `source`
+    `part`      several sources make one target: their bytes one after the other, in row order
+    `unused`    left out, for the reason
+
+    `shape` and `dtype` are those of the result; of the source where it is unused or a part.
     """
 
     source: str | None
@@ -74,10 +104,24 @@ class Inspection(_Frozen):
 
 @dataclass(frozen=True)
 class Plan:
-    """An inspection, and the config that the result would have."""
+    """An inspection, the config that the result would have, and the verifier's tensors where
+    some are copied from it.
+    """
 
     inspection: Inspection
-    config: Eagle3Config
+    config: DraftConfig
+    verifier: Source | None = None
+
+    @property
+    def eagle3(self) -> Eagle3Config:
+        """The config of an EAGLE-3 draft. Raises `InputError` for any other algorithm."""
+        if isinstance(self.config, Eagle3Config):
+            return self.config
+        raise InputError(
+            f"the reference engine drafts with eagle3, found {self.config.algorithm}",
+            where="speculators_config.algorithm",
+            hint="serve this draft with vLLM",
+        )
 
 
 class Layout(Protocol):

@@ -75,7 +75,7 @@ def deployable(inspection: Inspection) -> bool:
 def _card(
     name: str, plan: Plan, verifier: VerifierFacts, validation: Validation, inspection: Inspection
 ) -> str:
-    config = plan.config
+    config = plan.eagle3
     target = Path(verifier.path).name
     spec: dict[str, Any] = {"model": name, "method": "eagle3"}
     spec["num_speculative_tokens"] = config.speculative_tokens

@@ -46,7 +46,7 @@ class Trial:
         """Measure; the inspection comes back with what was measured for each choice."""
         doubts = [self._measured(doubt) for doubt in plan.inspection.doubts]
         accepted = None
-        if plan.config.eagle_aux_hidden_state_layer_ids is not None:
+        if plan.eagle3.eagle_aux_hidden_state_layer_ids is not None:
             accepted = self._accepts(plan)
             self.progress.note(f"First-token acceptance {accepted:.3f}")
         self.progress.note("Validation succeeded")
@@ -67,7 +67,7 @@ class Trial:
             return choice
         params = self.params.model_copy(update=choice.params)
         plan = self.layout.plan(self.source, self.facts, params)
-        if plan.config.eagle_aux_hidden_state_layer_ids is None:
+        if plan.eagle3.eagle_aux_hidden_state_layer_ids is None:
             return choice  # another doubt has to be settled first
         return choice.model_copy(update={"first_token_acceptance": self._accepts(plan)})
 
@@ -75,8 +75,8 @@ class Trial:
         if self.progress.stopping():
             raise Stopped("the conversion was stopped; nothing was written")
         with torch.device("meta"):
-            draft = Eagle3Draft(plan.config)
+            draft = Eagle3Draft(plan.eagle3)
         draft.load_state_dict(self.draft.state_dict(), assign=True)
         draft.rotary = self.draft.rotary  # not part of a state dict; the same in every reading
-        ids = plan.config.eagle_aux_hidden_state_layer_ids or []
+        ids = plan.eagle3.eagle_aux_hidden_state_layer_ids or []
         return round(first_token_acceptance(draft.eval(), self.verifier, self.answered, ids), 4)
