@@ -87,7 +87,7 @@ def assert_same_steps(
         steps = reference.steps(question, tokens)
         ids = [token for step in steps for token in step.emitted]
         if ids != served.ids:
-            at = next(i for i, pair in enumerate(zip(ids, served.ids)) if pair[0] != pair[1])
+            at = next(i for i, own in enumerate(ids) if served.ids[i : i + 1] != [own])
             assert reference.near_tie(question, ids[:at]), f"{question}: differ at token {at}"
             print(f"near-tie: {question} at token {at}")
             continue
