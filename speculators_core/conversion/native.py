@@ -1,31 +1,57 @@
-"""The speculators format itself as a source: checked, its open questions settled, written anew.
+"""The speculators format itself as a source, of any version from 0.1.0.dev14 to 0.9.
 
-Worth converting where the aux layers or `norm_before_residual` were left out: readers disagree on
-what silence means (vLLM 0.32 and speculators 0.9 differ on both).
+Checked, its open questions settled, and written as 0.9.0 writes it. Worth converting where the aux
+layers or `norm_before_residual` were left out (readers disagree on what silence means: vLLM 0.32
+and speculators 0.9 differ on both), and where Model-Optimizer's `convert_to_vllm_ckpt` made the
+file. What the versions say differently: docs/conversion.md. Light: no torch.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from speculators_core.config import Eagle3Config
-from speculators_core.conversion.plan import Choice, Doubt, Inspection, Plan
-from speculators_core.conversion.source import Source
-from speculators_core.conversion.target import (
-    Fields,
-    check_pairing,
-    pairing_warnings,
-    put_aux_layers,
-    tensor_of,
-    tensor_rows,
-    verifier_block,
+from speculators_core.conversion.aux_layers import IDS, StatedIds, put_aux_layers, read_ids
+from speculators_core.conversion.naming import rename
+from speculators_core.conversion.pairing import check_pairing, pairing_warnings, verifier_block
+from speculators_core.conversion.plain import (
+    block_of,
+    flag,
+    positive,
+    put_context,
+    put_dtype,
+    put_norms,
+    put_sizes,
+    put_vocabulary,
+    put_widths,
+    put_window,
 )
+from speculators_core.conversion.plan import Choice, Doubt, Inspection, Plan
+from speculators_core.conversion.rope import put_rope
+from speculators_core.conversion.source import Source
+from speculators_core.conversion.target import Fields, tensor_rows
 from speculators_core.errors import CheckpointError
 from speculators_core.models.verifier_config import VerifierFacts
 from speculators_core.params import ConvertParams
 
-_IDS = "eagle_aux_hidden_state_layer_ids"
 _RESIDUAL = "norm_before_residual"
+_DEV14 = "0.1.0.dev14"
+_KNOWN = frozenset(
+    {
+        *("architectures", "speculators_model_type", "speculators_version", "speculators_config"),
+        *("transformer_layer_config", "draft_vocab_size", "target_hidden_size", "dtype"),
+        *(_RESIDUAL, "norm_before_fc", "fc_norm", "norm_output", "embed_requires_grad", IDS),
+        *("tie_word_embeddings", "torch_dtype", "transformers_version", "auto_map"),
+        "has_no_defaults_at_init",  # a class variable that dev14 saved by mistake
+    }
+)
+_RESIDUAL_MEANINGS = {
+    False: "the residual carries the un-normed state: as speculators reads silence",
+    True: "the residual carries the normed state: as vLLM reads silence",
+}
+_MADE_MEANINGS = {
+    False: "un-normed, as Model-Optimizer trains and exports",
+    True: "normed, as its convert_to_vllm_ckpt writes into every file",
+}
 
 
 class Native:
@@ -37,62 +63,107 @@ class Native:
         return source.config.get("speculators_model_type") == "eagle3"
 
     def plan(self, source: Source, verifier: VerifierFacts | None, params: ConvertParams) -> Plan:
-        fields = Fields()
-        doubts = _put_residual(fields, source.config, params)
-        residual = fields.found[_RESIDUAL].value
-        config = Eagle3Config.parse(
-            {**source.config, _RESIDUAL: residual, _IDS: source.config.get(_IDS)},
-            where=str(source.directory / "config.json"),
-        )
-        _put_rest(fields, config)
-        num_aux = _num_aux(config, source)
-        stated = config.eagle_aux_hidden_state_layer_ids
-        doubts += put_aux_layers(fields, stated, "after", num_aux, verifier, params)
-        own = config.speculators_config.verifier.model_dump()
-        config = fields.config(source, verifier_block(verifier) if verifier else own)
+        _check_keys(source)
+        config, layer = source.config, _layer_config(source)
+        named, fields = rename(source), Fields()
+        put_sizes(fields, layer, source, named)
+        put_context(fields, layer, source, verifier)
+        put_vocabulary(fields, {**layer, **_sizes(config)}, source, named, verifier)
+        doubts, warnings = put_rope(fields, layer, source, verifier, params)
+        doubts += _put_residual(fields, source, params)
+        put_norms(fields, config, source, named)
+        put_dtype(fields, config, source, named)
+        _put_rest(fields, config, source, params)
+        warnings += put_window(fields, layer)
+        num_aux = put_widths(fields, config, source, named, verifier)
+        ids = StatedIds(read_ids(config, IDS, source), "after", "speculators")
+        doubts += put_aux_layers(fields, ids, num_aux, verifier, params)
+        block, about_name = verifier_block(verifier, params, source)
+        result = fields.config(source, block)
         if verifier:
-            check_pairing(config, verifier)
-        inspection = Inspection(
-            layout=self.name,
-            tensors=tensor_rows(source.tensors, config, source, verifier),
-            config=fields.found,
-            doubts=doubts,
-            warnings=pairing_warnings(config, source, verifier),
+            check_pairing(result, verifier)
+        warnings += pairing_warnings(result, layer, source, verifier) + about_name
+        return Plan(
+            Inspection(
+                layout=self.name,
+                tensors=tensor_rows(named, result, source, verifier),
+                config=fields.found,
+                doubts=doubts,
+                warnings=warnings,
+            ),
+            result,
         )
-        return Plan(inspection, config)
 
 
-def _put_residual(fields: Fields, config: dict[str, Any], params: ConvertParams) -> list[Doubt]:
-    stated = config.get(_RESIDUAL)
+def _check_keys(source: Source) -> None:
+    unknown = sorted(source.config.keys() - _KNOWN)
+    if unknown:
+        raise CheckpointError(
+            f"config.json has a field {unknown[0]} that no version of the format is known to have",
+            where=f"{source.directory / 'config.json'}: {unknown[0]}",
+            hint="it may change what the draft computes: remove it if you know that it does not",
+        )
+
+
+def _layer_config(source: Source) -> dict[str, Any]:
+    """The draft's layers, nulls left out (`convert_to_vllm_ckpt` copies them)."""
+    block = block_of(source.config, "transformer_layer_config", source)
+    kind = block.get("model_type") or "llama"
+    if kind != "llama":
+        raise CheckpointError(
+            f"the draft's layers are of type {kind!r}, expected 'llama'",
+            where=f"{source.directory / 'config.json'}: transformer_layer_config.model_type",
+            hint="vLLM serves this draft as it is; here only Llama layers are read",
+        )
+    return {name: value for name, value in block.items() if value is not None}
+
+
+def _sizes(config: dict[str, Any]) -> dict[str, Any]:
+    return {"draft_vocab_size": config.get("draft_vocab_size")}
+
+
+def _put_residual(fields: Fields, source: Source, params: ConvertParams) -> list[Doubt]:
+    """The person's word, then the file's, unless a tool wrote it that writes it into every file."""
+    stated = flag(source.config, _RESIDUAL, source)
     if params.norm_before_residual is not None:
         fields.put(_RESIDUAL, params.norm_before_residual, "parameter")
-    elif stated is not None:
-        fields.put(_RESIDUAL, stated, "checkpoint")
-    else:
+        return []
+    made = stated is True and _made_by_model_optimizer(source)
+    if stated is None:
         fields.put(_RESIDUAL, False, "layout")
-        meanings = {False: "as speculators reads silence", True: "as vLLM reads silence"}
-        choices = [Choice(params={_RESIDUAL: v}, meaning=m) for v, m in meanings.items()]
-        return [Doubt(about=_RESIDUAL, choices=choices)]
-    return []
+    else:
+        fields.put(_RESIDUAL, stated, "checkpoint")
+    if stated is not None and not made:
+        return []
+    meanings = _MADE_MEANINGS if made else _RESIDUAL_MEANINGS
+    choices = [Choice(params={_RESIDUAL: v}, meaning=m) for v, m in meanings.items()]
+    return [Doubt(about=_RESIDUAL, choices=choices)]
 
 
-def _num_aux(config: Eagle3Config, source: Source) -> int:
-    fc = tensor_of(source.tensors, "fc.weight", source)
-    wide = config.verifier_hidden_size
-    if len(fc.shape) != 2 or fc.shape[1] % wide:
-        raise CheckpointError(
-            f"fc.weight is {list(fc.shape)}; its width should be a multiple of {wide}",
-            where=f"{fc.file}: fc.weight",
-            hint="config.json and tensors disagree: do they belong together?",
-        )
-    return fc.shape[1] // wide
+def _made_by_model_optimizer(source: Source) -> bool:
+    """`convert_to_vllm_ckpt` copies the export's weights, which have neither `t2d` nor an
+    embedding; speculators of that version wrote at least one of the two.
+    """
+    bare = not source.tensors.keys() & {"t2d", "embed_tokens.weight"}
+    return bare and source.config.get("speculators_version") == _DEV14
 
 
-def _put_rest(fields: Fields, config: Eagle3Config) -> None:
-    """Everything that the file says and no rule changes; who wrote it and when is ours to say."""
-    ours = {"speculators_config", "transformer_layer_config", "architectures"}
-    ours |= {"speculators_version", _RESIDUAL, _IDS}
-    values = config.transformer_layer_config.model_dump() | config.model_dump(exclude=ours)
-    values["speculative_tokens"] = config.speculative_tokens
-    for name, value in values.items():
-        fields.put(name, value, "checkpoint")
+def _put_rest(
+    fields: Fields, config: dict[str, Any], source: Source, params: ConvertParams
+) -> None:
+    fed_back = flag(config, "norm_output", source)
+    if params.norm_output is not None:
+        fields.put("norm_output", params.norm_output, "parameter")
+    else:
+        fields.put("norm_output", bool(fed_back), "checkpoint")
+    trained = flag(config, "embed_requires_grad", source)
+    fields.put("embed_requires_grad", bool(trained), "checkpoint")
+    block = block_of(config, "speculators_config", source)
+    methods = block.get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else {}
+    stated = first.get("speculative_tokens") if isinstance(first, dict) else None
+    if stated is None:
+        fields.put("speculative_tokens", params.speculative_tokens, "parameter")
+    else:
+        k = positive(first, "speculative_tokens", source)
+        fields.put("speculative_tokens", k, "checkpoint")

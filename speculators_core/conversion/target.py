@@ -10,12 +10,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from speculators_core.config import Eagle3Config, default_aux_layers, read_json
-from speculators_core.conversion.plan import Choice, ConfigValue, Doubt, Origin, TensorRow
-from speculators_core.conversion.source import Source, TensorInfo
-from speculators_core.errors import CheckpointError, PairingError
-from speculators_core.models.verifier_config import VerifierFacts, tokenizer_fingerprint
-from speculators_core.params import ConvertParams
+from speculators_core.config import Eagle3Config
+from speculators_core.conversion.header import TensorInfo
+from speculators_core.conversion.plan import ConfigValue, Origin, TensorRow
+from speculators_core.conversion.source import Source
+from speculators_core.errors import CheckpointError
+from speculators_core.models.verifier_config import VerifierFacts
+from speculators_core.precision import castable
 
 REPORT = "conversion_report.json"
 _TOP_LEVEL = frozenset(Eagle3Config.model_fields)
@@ -48,14 +49,6 @@ class Fields:
             {**top, "speculators_config": block, "transformer_layer_config": values},
             where=str(source.directory / "config.json"),
         )
-
-
-def verifier_block(verifier: VerifierFacts | None) -> dict[str, Any]:
-    """`speculators_config.verifier`; empty while nobody has named the verifier."""
-    return {
-        "name_or_path": verifier.path if verifier else "",
-        "architectures": verifier.architectures if verifier else [],
-    }
 
 
 def tensor_of(named: Mapping[str, TensorInfo], target: str, source: Source) -> TensorInfo:
@@ -93,7 +86,7 @@ def _target_row(
     source: Source,
     verifier: VerifierFacts | None,
 ) -> TensorRow:
-    dtype = {"d2t": "int64", "t2d": "bool"}.get(target, config.dtype)
+    dtype = config.tensor_dtype(target)
     base = {"target": target, "shape": list(shape), "dtype": dtype}
     if target in named:
         info = named[target]
@@ -102,6 +95,12 @@ def _target_row(
                 f"tensor {info.name} has shape {list(info.shape)}, expected {list(shape)}",
                 where=f"{info.file}: {info.name}",
                 hint="config.json and tensors disagree: do they belong together?",
+            )
+        if not castable(info.dtype, dtype):
+            raise CheckpointError(
+                f"tensor {info.name} holds {info.dtype}, expected {dtype}",
+                where=f"{info.file}: {info.name}",
+                hint="a quantised draft can't be converted: use its weights before quantisation",
             )
         reason = "renamed" if info.name != target else "as it is"
         reason += f", {info.dtype} to {dtype}" if info.dtype != dtype else ""
@@ -147,111 +146,3 @@ def _unused_row(target: str, info: TensorInfo, source: Source) -> TensorRow:
         reason=reasons[0],
         how="unused",
     )
-
-
-def check_pairing(config: Eagle3Config, verifier: VerifierFacts) -> None:
-    """Raise `PairingError` unless width, vocabulary and layer numbers fit the verifier."""
-    for what, draft, theirs in (
-        ("vocabulary", config.vocab_size, verifier.vocab_size),
-        ("hidden size", config.verifier_hidden_size, verifier.hidden_size),
-    ):
-        if draft != theirs:
-            raise PairingError(
-                f"the draft was made for a verifier with {what} {draft}, this one has {theirs}",
-                where=verifier.path,
-                hint="choose the verifier that the draft was trained for",
-            )
-    ids = config.eagle_aux_hidden_state_layer_ids or []
-    if ids and ids[-1] > verifier.num_hidden_layers:
-        raise PairingError(
-            f"aux layer {ids[-1]} is out of range: the verifier has "
-            f"{verifier.num_hidden_layers} layers",
-            where="eagle_aux_hidden_state_layer_ids",
-            hint="name the layers the draft was trained on, counted after k layers: 0 to "
-            f"{verifier.num_hidden_layers}",
-        )
-
-
-def pairing_warnings(
-    config: Eagle3Config, source: Source, verifier: VerifierFacts | None
-) -> list[str]:
-    """What does not forbid the pair, but should be seen."""
-    warnings = []
-    if config.num_aux != 3:
-        warnings.append(
-            f"the draft takes {config.num_aux} aux states; vLLM 0.32 serves Llama drafts with "
-            "exactly 3"
-        )
-    theirs = tokenizer_fingerprint(source.directory) or _recorded_fingerprint(source)
-    if verifier and theirs and theirs != verifier.tokenizer_fingerprint:
-        warnings.append(
-            "the tokenizer that came with the draft differs from the verifier's: "
-            "the same vocabulary size, but maybe not the same tokens"
-        )
-    return warnings
-
-
-def _recorded_fingerprint(source: Source) -> str | None:
-    report = source.directory / REPORT
-    if not report.exists():
-        return None
-    verifier = read_json(report).get("verifier")
-    found = verifier.get("tokenizer_fingerprint") if isinstance(verifier, dict) else None
-    return found if isinstance(found, str) else None
-
-
-def put_aux_layers(
-    fields: Fields,
-    stated: list[int] | None,
-    stated_convention: str | None,
-    num_aux: int,
-    verifier: VerifierFacts | None,
-    params: ConvertParams,
-) -> list[Doubt]:
-    """Settle which verifier states the draft sees, always written "after k layers".
-
-    The person's word first, then a list in the file whose convention its layout defines. Anything
-    else is a doubt and writes no ids: a wrong guess loads, serves and silently accepts nothing.
-    """
-    field = "eagle_aux_hidden_state_layer_ids"
-    given = list(params.aux_layers) if params.aux_layers is not None else None
-    ids, convention = (given, params.aux_convention) if given else (stated, stated_convention)
-    if ids is None or convention is None:
-        fields.put(field, None, "checkpoint")
-        if num_aux != 3:
-            raise CheckpointError(
-                f"fc.weight takes {num_aux} aux states, and the checkpoint does not say which",
-                where=field,
-                hint=f"name the {num_aux} layers that the draft was trained on: --aux-layers",
-            )
-        return [Doubt(about="aux layers", choices=_aux_choices(stated, verifier))]
-    if len(ids) != num_aux:
-        raise CheckpointError(
-            f"{len(ids)} aux layers are named {ids}, fc.weight takes {num_aux}",
-            where=field,
-            hint=f"name exactly {num_aux}",
-        )
-    after = [k + 1 for k in ids] if convention == "output" else list(ids)
-    fields.put(field, after, "parameter" if given else "checkpoint")
-    return []
-
-
-def _aux_choices(stated: list[int] | None, verifier: VerifierFacts | None) -> list[Choice]:
-    if stated is not None:
-        return [
-            _choice(stated, "after", "the file's ids, state after k layers"),
-            _choice(stated, "output", "the file's ids, 0-based output of layer k"),
-        ]
-    if verifier is None:
-        return []
-    low, middle, high = default_aux_layers(verifier.num_hidden_layers)
-    ids = [low, middle, high]
-    return [
-        _choice(ids, "after", "the usual layers: EAGLE, speculators, vLLM; SpecForge's defaults"),
-        _choice(ids, "output", "the same numbers as 0-based outputs: one layer later"),
-        _choice([k - 1 for k in ids], "after", "one layer earlier"),
-    ]
-
-
-def _choice(ids: list[int], convention: str, meaning: str) -> Choice:
-    return Choice(params={"aux_layers": ids, "aux_convention": convention}, meaning=meaning)

@@ -1,0 +1,142 @@
+"""Do draft and verifier belong together, and how is the verifier named? Light: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from speculators_core.config import Eagle3Config, read_json
+from speculators_core.conversion.source import Source
+from speculators_core.conversion.target import REPORT
+from speculators_core.errors import PairingError
+from speculators_core.models.hub import is_hub_id
+from speculators_core.models.verifier_config import VerifierFacts, tokenizer_fingerprint
+from speculators_core.params import ConvertParams
+
+_CONTEXT = "max_position_embeddings"
+
+
+def check_pairing(config: Eagle3Config, verifier: VerifierFacts) -> None:
+    """Raise `PairingError` unless width, vocabulary and layer numbers fit the verifier."""
+    for what, draft, theirs in (
+        ("vocabulary", config.vocab_size, verifier.vocab_size),
+        ("hidden size", config.verifier_hidden_size, verifier.hidden_size),
+    ):
+        if draft != theirs:
+            raise PairingError(
+                f"the draft was made for a verifier with {what} {draft}, this one has {theirs}",
+                where=verifier.path,
+                hint="choose the verifier that the draft was trained for",
+            )
+    ids = config.eagle_aux_hidden_state_layer_ids or []
+    if ids and ids[-1] > verifier.num_hidden_layers:
+        raise PairingError(
+            f"aux layer {ids[-1]} is out of range: the verifier has "
+            f"{verifier.num_hidden_layers} layers",
+            where="eagle_aux_hidden_state_layer_ids",
+            hint="name the layers the draft was trained on, counted after k layers: 0 to "
+            f"{verifier.num_hidden_layers}",
+        )
+
+
+def pairing_warnings(
+    config: Eagle3Config,
+    stated: Mapping[str, Any],
+    source: Source,
+    verifier: VerifierFacts | None,
+) -> list[str]:
+    """What does not forbid the pair, but should be seen. `stated` is the draft's config as the
+    file has it.
+    """
+    warnings = []
+    if config.num_aux != 3:
+        warnings.append(
+            f"the draft takes {config.num_aux} aux states; vLLM 0.32 serves Llama drafts with "
+            "exactly 3"
+        )
+    if verifier is None:
+        return warnings
+    own = stated.get(_CONTEXT)
+    if isinstance(own, int) and own < verifier.max_position_embeddings:
+        warnings.append(
+            f"the draft was made for {own} positions, its verifier for "
+            f"{verifier.max_position_embeddings}: the verifier's are written, so that vLLM serves "
+            f"them all, but beyond {own} the draft is untried"
+        )
+    theirs = tokenizer_fingerprint(source.directory) or _recorded_fingerprint(source)
+    if theirs and theirs != verifier.tokenizer_fingerprint:
+        warnings.append(
+            "the tokenizer that came with the draft differs from the verifier's: "
+            "the same vocabulary size, but maybe not the same tokens"
+        )
+    return warnings
+
+
+def _recorded_fingerprint(source: Source) -> str | None:
+    report = source.directory / REPORT
+    if not report.exists():
+        return None
+    verifier = read_json(report).get("verifier")
+    found = verifier.get("tokenizer_fingerprint") if isinstance(verifier, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def verifier_block(
+    verifier: VerifierFacts | None, params: ConvertParams, source: Source
+) -> tuple[dict[str, Any], list[str]]:
+    """`speculators_config.verifier`, and a warning where it names a place of this machine. Without
+    a verifier it says what the checkpoint says, or nothing.
+    """
+    if verifier is None:
+        said = _said_by(source)
+        return {"name_or_path": said or "", "architectures": []}, []
+    name, warnings = _portable(verifier, params, source)
+    return {"name_or_path": name, "architectures": verifier.architectures}, warnings
+
+
+def _portable(
+    verifier: VerifierFacts, params: ConvertParams, source: Source
+) -> tuple[str, list[str]]:
+    """A hub id where one is given or certain, else the path; never with the user's home in it."""
+    certain = params.verifier_name or hub_id_of(Path(verifier.path))
+    if certain:
+        return certain, []
+    known = _said_by(source) or _said_in(Path(verifier.path) / "config.json")
+    offer = f" {known}, if that is it" if known and is_hub_id(known) else " ORG/NAME"
+    warning = (
+        "config.json names the verifier by a path of this machine, which breaks the checkpoint on "
+        f"any other: give its hub id (--verifier-name{offer})"
+    )
+    return without_home(verifier.path), [warning]
+
+
+def hub_id_of(path: Path) -> str | None:
+    """The hub id of a snapshot in a hub cache (`models--org--name/snapshots/revision`)."""
+    for part, child in zip(path.parts, path.parts[1:], strict=False):
+        if part.startswith("models--") and child == "snapshots":
+            return part.removeprefix("models--").replace("--", "/", 1)
+    return None
+
+
+def without_home(path: str) -> str:
+    """The path, `~` in place of the user's home."""
+    home = Path.home()
+    for candidate, root in ((Path(path), home), (Path(path), home.resolve())):
+        if candidate.is_relative_to(root) and root != Path("/"):
+            return str(Path("~") / candidate.relative_to(root))
+    return path
+
+
+def _said_by(source: Source) -> str | None:
+    """The verifier that a speculators config names."""
+    block = source.config.get("speculators_config")
+    verifier = block.get("verifier") if isinstance(block, dict) else None
+    name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _said_in(config: Path) -> str | None:
+    """Where a verifier's own config says it came from: a trace that may be of another machine."""
+    name = read_json(config).get("_name_or_path")
+    return name if isinstance(name, str) else None
