@@ -1,0 +1,67 @@
+"""The README.md that goes with a speculator: a model card of what is known, and how to serve it.
+
+It holds no path of the machine that wrote it. Light: no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from speculators_core.hub.reference import is_hub_id
+from speculators_core.launch import Served, lines
+
+_SERVING = "## Serve it"
+
+
+def card(
+    title: str,
+    about: str,
+    facts: Mapping[str, Any],
+    served: Served,
+    *,
+    tags: Sequence[str],
+    notes: Sequence[str] = (),
+) -> str:
+    """The text of a card. `facts` are shown in their order; `served` names draft and verifier as
+    other people would.
+    """
+    head = ["---", "library_name: speculators", f"tags: [{', '.join(tags)}]"]
+    if is_hub_id(served.verifier):
+        head.append(f"base_model: {served.verifier}")
+    body = [*head, "---", f"# {title}", "", about, ""]
+    body += [f"- {what}: {value}" for what, value in facts.items()]
+    body += ["", *(f"Note: {note.rstrip('.')}.\n" for note in notes)]
+    return "\n".join(body).rstrip("\n") + "\n\n" + _section(served)
+
+
+def with_serving(text: str, served: Served) -> str:
+    """The card with the launch lines of the place that it moves to; unchanged where it has none."""
+    before, found, _ = text.partition(f"{_SERVING}\n")
+    return before + _section(served) if found else text
+
+
+def _section(served: Served) -> str:
+    found = lines(_placed(served))
+    blocks = [
+        ("vLLM", found.vllm),
+        ("vLLM in the container of Red Hat AI Inference", found.podman),
+        ("SGLang", found.sglang),
+    ]
+    text = [_SERVING, ""]
+    for engine, line in blocks:
+        if line is not None:
+            text += [f"With {engine}:", "", "```sh", line, "```", ""]
+    text += [] if any(line for _, line in blocks) else found.notes[-1:]
+    return "\n".join(text).rstrip("\n") + "\n"
+
+
+def _placed(served: Served) -> Served:
+    """Names that are no hub ids become folders in the reader's working directory."""
+    named = {"model": served.model, "verifier": served.verifier}
+    places = {
+        what: name if is_hub_id(name) else f"./{re.sub(r'^[./]+', '', name)}"
+        for what, name in named.items()
+    }
+    return served.model_copy(update=places)
