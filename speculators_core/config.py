@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from speculators_core.errors import CheckpointError
+from speculators_core.untrusted import JSON_BYTES, parse_json, read_bounded
 
 SPECULATORS_VERSION = "0.9.0"
+
+SomeConfig = TypeVar("SomeConfig", bound=BaseModel)
 
 
 class Proposal(BaseModel):
@@ -44,21 +47,19 @@ class Speculators(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    algorithm: Literal["eagle3"] = "eagle3"
+    algorithm: Literal["eagle3", "dflash", "mtp"] = "eagle3"
     default_proposal_method: Literal["greedy"] = "greedy"
     proposal_methods: list[Proposal] = Field(min_length=1)
     verifier: Verifier
 
 
-class LayerConfig(BaseModel):
-    """The draft's decoder layers as a Llama config; further keys of such a config pass through."""
+class DecoderConfig(BaseModel):
+    """Decoder layers as a transformers config; further keys of such a config pass through."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    model_type: Literal["llama"] = "llama"
     hidden_size: int = Field(ge=1)
-    intermediate_size: int = Field(ge=1)
-    num_hidden_layers: int = Field(ge=1)
+    num_hidden_layers: int = Field(ge=1, le=1000)
     num_attention_heads: int = Field(ge=1)
     num_key_value_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
@@ -68,7 +69,6 @@ class LayerConfig(BaseModel):
     hidden_act: str = "silu"
     rope_parameters: dict[str, Any]
     attention_bias: bool = False
-    mlp_bias: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -90,7 +90,7 @@ class LayerConfig(BaseModel):
         return values
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> LayerConfig:
+    def _heads_divide(self) -> DecoderConfig:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
@@ -99,6 +99,14 @@ class LayerConfig(BaseModel):
         if "rope_theta" not in self.rope_parameters:
             raise ValueError("rope_parameters has no rope_theta")
         return self
+
+
+class LayerConfig(DecoderConfig):
+    """The layers of an EAGLE draft: a Llama's."""
+
+    model_type: Literal["llama"] = "llama"
+    intermediate_size: int = Field(ge=1)
+    mlp_bias: bool = False
 
 
 class Eagle3Config(BaseModel):
@@ -124,6 +132,8 @@ class Eagle3Config(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Eagle3Config:
+        if self.speculators_config.algorithm != self.speculators_model_type:
+            raise ValueError(f"speculators_config.algorithm is {self.algorithm!r}, not 'eagle3'")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc and fc_norm exclude each other")
         if self.draft_vocab_size > self.vocab_size:
@@ -162,9 +172,17 @@ class Eagle3Config(BaseModel):
         return self.draft_vocab_size != self.vocab_size
 
     @property
+    def algorithm(self) -> str:
+        return self.speculators_config.algorithm
+
+    @property
     def speculative_tokens(self) -> int:
         """The K that the file proposes."""
         return self.speculators_config.proposal_methods[0].speculative_tokens
+
+    def tensor_dtype(self, name: str) -> str:
+        """The dtype of one tensor of such a checkpoint, in torch's words."""
+        return {"d2t": "int64", "t2d": "bool"}.get(name, self.dtype)
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all tensors of such a checkpoint, the embedding included.
@@ -206,26 +224,31 @@ class Eagle3Config(BaseModel):
     @classmethod
     def parse(cls, values: dict[str, Any], *, where: str) -> Eagle3Config:
         """A config from its JSON values, or a `CheckpointError` that names the first bad field."""
-        values = dict(values)
-        values.pop("auto_map", None)  # written by the speculators trainer; names code, never run
-        values.pop("transformers_version", None)
-        if "torch_dtype" in values:  # transformers 4
-            values.setdefault("dtype", values.pop("torch_dtype"))
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(str(part) for part in first["loc"]) or "config"
-            found = "" if isinstance(first.get("input"), dict) else f", found {first['input']!r}"
-            raise CheckpointError(
-                f"{field}: {first['msg']}{found}",
-                where=where,
-                hint="correct the field, or convert the checkpoint again",
-            ) from error
+        return parse_config(cls, values, where=where)
 
     def to_json(self) -> str:
         """The text of config.json: no nulls for fields that other readers type."""
         return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
+
+
+def parse_config(model: type[SomeConfig], values: dict[str, Any], *, where: str) -> SomeConfig:
+    """The typed config of a draft, or a `CheckpointError` that names the first bad field."""
+    values = dict(values)
+    values.pop("auto_map", None)  # written by the speculators trainer; names code, never run
+    values.pop("transformers_version", None)
+    if "torch_dtype" in values:  # transformers 4
+        values.setdefault("dtype", values.pop("torch_dtype"))
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "config"
+        found = "" if isinstance(first.get("input"), dict) else f", found {first['input']!r}"
+        raise CheckpointError(
+            f"{field}: {first['msg']}{found}",
+            where=where,
+            hint="correct the field, or convert the checkpoint again",
+        ) from error
 
 
 def _layer_shapes(layer: LayerConfig, first: bool) -> dict[str, tuple[int, ...]]:
@@ -281,14 +304,14 @@ def default_aux_layers(num_hidden_layers: int) -> tuple[int, ...]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, or a `CheckpointError`."""
+    """The object in a JSON file of a checkpoint, or a `CheckpointError`; see `untrusted`."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(read_bounded(path, JSON_BYTES))
     except FileNotFoundError:
         raise CheckpointError(
             f"{path.name} is missing", where=str(path), hint="is this a checkpoint directory?"
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path.name} can't be read: {error}", where=str(path)) from error
     if not isinstance(values, dict):
         raise CheckpointError(

@@ -196,6 +196,12 @@ class ConvertParams(Params):
     verifier_name: str | None = Field(
         None, min_length=1, description="hub id written for the verifier in place of a local path"
     )
+    dtype: Literal["keep", "float32", "float16", "bfloat16"] = Field(
+        "keep", description="precision of the result; keep: what the checkpoint's config says"
+    )
+    max_shard_size: PositiveInt | None = Field(
+        None, description="largest weight file, in MB; empty: one file"
+    )
     validate_on_verifier: bool = Field(True, description="run the result on a few prompts")
 
 

@@ -7,52 +7,62 @@ that is possible and never guessed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from speculators_core.checkpoint import complete_or_absent
 from speculators_core.conversion.inspect import recognise
-from speculators_core.conversion.pickled import list_tensors
 from speculators_core.conversion.report import ConvertResult, Validation, deployable, write_report
+from speculators_core.conversion.rounding import in_precision
 from speculators_core.conversion.source import open_source
 from speculators_core.conversion.target import REPORT
-from speculators_core.conversion.trial import Trial
 from speculators_core.conversion.write import write_tensors
 from speculators_core.models.verifier_config import read_verifier
+from speculators_core.output import complete_or_absent
 from speculators_core.params import ConvertParams
 from speculators_core.progress import Progress, Quiet
+from speculators_core.untrusted import check_links
 
 
 def convert(
-    params: ConvertParams, output: str | Path, progress: Progress | None = None
+    params: ConvertParams,
+    output: str | Path,
+    progress: Progress | None = None,
+    *,
+    roots: Sequence[Path] | None = None,
 ) -> ConvertResult:
     """Write the converted draft to `output`, which must not exist yet.
 
-    The checkpoint is a directory or a hub id, the verifier a directory. Unsettled doubts make the
-    result not `deployable`, they are no error. Raises `CheckpointError` for a tensor or field that
-    can't be right, `PairingError` for another verifier's draft, `Conflict` where `output` exists,
-    `Stopped` on request; nothing is left behind then.
+    The checkpoint is a directory or a hub id, the verifier a directory; where `roots` are given,
+    both lie in one of them and no file in them is a link that leaves them. Unsettled doubts make
+    the result not `deployable`, they are no error. Raises `CheckpointError` for a tensor or field
+    that can't be right, `PairingError` for another verifier's draft, `Forbidden` for a link out of
+    the roots, `Conflict` where `output` exists, `Stopped` on request; nothing is left behind then.
     """
     output, progress = Path(output), progress or Quiet()
     with complete_or_absent(output) as partial:
-        source = open_source(params.checkpoint, list_tensors)
+        source = open_source(params.checkpoint, roots)
+        if roots is not None:
+            check_links(Path(params.verifier), roots)
         layout = recognise(source)
         facts = read_verifier(params.verifier)
-        plan = layout.plan(source, facts, params)
+        plan = in_precision(layout.plan(source, facts, params), params)
         progress.note(f"layout {layout.name}, {len(source.tensors)} tensors")
         for warning in plan.inspection.warnings:
             progress.note(f"Warning: {warning}")
         (partial / "config.json").write_text(plan.config.to_json(), encoding="utf-8")
-        write_tensors(source, plan, partial / "model.safetensors", progress)
-        validation, inspection = Validation(ok=None, first_token_acceptance=None), plan.inspection
+        write_tensors(source, plan, partial, progress, params.max_shard_size)
+        validation = Validation(ok=None, first_token_acceptance=None, note="it was not asked for")
+        inspection = plan.inspection
         if params.validate_on_verifier:
-            trial = Trial(partial, source, layout, facts, params, progress)
-            validation, inspection = trial.run(plan)
+            from speculators_core.conversion.trial import try_out  # needs torch; writing doesn't
+
+            validation, inspection = try_out(partial, source, layout, facts, plan, params, progress)
         write_report(partial, output.name, source, plan, facts, validation, inspection)
     return ConvertResult(
         output=str(output),
         report=str(output / REPORT),
         validation=validation,
-        deployable=deployable(inspection),
+        deployable=deployable(inspection, validation),
         doubts=inspection.doubts,
         warnings=inspection.warnings,
     )

@@ -5,27 +5,45 @@ Adding a layout is adding a module with a `plan.Layout` and naming it in `LAYOUT
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from speculators_core.conversion.angelslim import AngelSlim
+from speculators_core.conversion.model_optimizer import ModelOptimizer
 from speculators_core.conversion.native import Native
 from speculators_core.conversion.plan import Inspection, Layout
 from speculators_core.conversion.research import Research
 from speculators_core.conversion.source import Source, open_source
+from speculators_core.conversion.specforge import SpecForge
 from speculators_core.errors import CheckpointError
 from speculators_core.models.verifier_config import read_verifier
 from speculators_core.params import ConvertParams
+from speculators_core.untrusted import check_links
 
-LAYOUTS: tuple[Layout, ...] = (Native(), Research())
+LAYOUTS: tuple[Layout, ...] = (
+    Native(),
+    ModelOptimizer(),
+    AngelSlim(),
+    SpecForge(),
+    Research(),
+)
 
 
-def inspect(checkpoint: str | Path, verifier: str | Path | None = None) -> Inspection:
+def inspect(
+    checkpoint: str | Path,
+    verifier: str | Path | None = None,
+    *,
+    roots: Sequence[Path] | None = None,
+) -> Inspection:
     """Look at a checkpoint (a directory, or a hub id that is then downloaded) without torch.
 
     With its verifier the plan is complete: without, what only the verifier can tell is open.
     Raises `CheckpointError` for what is no EAGLE-3 draft, `PairingError` for one of another
     verifier.
     """
-    source = open_source(checkpoint)
+    source = open_source(checkpoint, roots)
+    if roots is not None and verifier is not None:
+        check_links(Path(verifier), roots)
     layout = recognise(source)
     facts = read_verifier(verifier) if verifier is not None else None
     params = ConvertParams(checkpoint=str(checkpoint), verifier=str(verifier or "unknown"))

@@ -1,50 +1,31 @@
-"""A checkpoint directory as it was found: its config and the name, dtype and shape of each tensor.
+"""A checkpoint directory as it was found: its config, its tensors, and their bytes a piece at a
+time.
 
-Light: safetensors headers are read here with struct and json; the tensors of a pickle are listed
-by a child process (`pickled.py`), so that neither torch nor a hostile file comes near the reader.
+Light: headers are read with struct and json, bytes as bytes; a pickle is read by another process
+(`child.py`), so that neither torch nor a hostile file comes near the reader.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import struct
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from speculators_core.config import read_json
+from speculators_core.conversion.child import PickledWeights
+from speculators_core.conversion.header import TensorInfo, read_headers
 from speculators_core.errors import CheckpointError, NotFound
 from speculators_core.models.hub import is_hub_id, snapshot
+from speculators_core.precision import Raw
+from speculators_core.untrusted import check_links, open_regular
+from speculators_core.weights import SINGLE, weight_files
 
-_ITEM_SIZES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
-    "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
-}  # fmt: skip
-_NAMES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
-    "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
-_HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors library itself
-_PICKLE_SECONDS = 120
+_PIECE = 1 << 20  # bytes read at once: half of a core's L2 cache, far below any tensor
 _FILES = ("*.json", "*.safetensors", "*.bin")  # of a checkpoint on the hub
-
-Listed = tuple[str, str, Sequence[int]]
-"""Name, dtype and shape of one tensor."""
-ListPickle = Callable[[Path], list[Listed]]
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """One tensor in a file. `dtype` in torch's words: float16, int64, bool, …"""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    file: Path
 
 
 @dataclass(frozen=True)
@@ -54,11 +35,29 @@ class Source:
     directory: Path
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
-    pickled: bool
+    pickled: PickledWeights | None
 
     @property
     def files(self) -> list[Path]:
         return sorted({info.file for info in self.tensors.values()})
+
+    def pieces(self, name: str) -> Iterator[Raw]:
+        """A tensor's bytes in order, never more than 64 MB at once; each piece is overwritten by
+        the next. Raises `CheckpointError` where the file has become shorter.
+        """
+        info = self.tensors[name]
+        return self.pickled.pieces(info) if self.pickled else _pieces(info)
+
+    def values(self, name: str, limit: int) -> Raw:
+        """All bytes of a small tensor. Raises `CheckpointError` above `limit` values."""
+        info = self.tensors[name]
+        if math.prod(info.shape) > limit:
+            raise CheckpointError(
+                f"tensor {name} has shape {list(info.shape)}, more than {limit} values",
+                where=f"{info.file}: {name}",
+                hint="config.json and tensors disagree: do they belong together?",
+            )
+        return np.concatenate([np.empty(0, np.uint8), *(p.copy() for p in self.pieces(name))])
 
 
 def locate(checkpoint: str | Path) -> Path:
@@ -81,108 +80,68 @@ def locate(checkpoint: str | Path) -> Path:
     return snapshot(str(checkpoint), _FILES)
 
 
-def open_source(checkpoint: str | Path, list_pickle: ListPickle | None = None) -> Source:
+def open_source(checkpoint: str | Path, roots: Sequence[Path] | None = None) -> Source:
     """Read config and tensor headers. Raises `CheckpointError` where the directory is no
-    checkpoint or a file is damaged. Who has torch at hand passes `pickled.list_tensors`, which
-    saves starting a process for a pickle.
+    checkpoint or a file is damaged, `Forbidden` where a file is a link out of `roots` (None: links
+    may lead anywhere).
     """
-    list_pickle = list_pickle or _list_in_child
     directory = locate(checkpoint)
+    if roots is not None:
+        check_links(directory, roots)
     config = read_json(directory / "config.json")
-    for index, single, pickled in (
-        ("model.safetensors.index.json", "model.safetensors", False),
-        ("pytorch_model.bin.index.json", "pytorch_model.bin", True),
-    ):
-        files = _weight_files(directory, index, single)
-        if files:
-            infos: dict[str, TensorInfo] = {}
-            for file in files:
-                listed = _pickle_headers(file, list_pickle) if pickled else read_headers(file)
-                infos |= {info.name: info for info in listed}
-            return Source(directory, config, infos, pickled)
-    found = ", ".join(sorted(p.name for p in directory.iterdir())[:8])
+    for single, pickled in ((SINGLE, False), ("pytorch_model.bin", True)):
+        places = weight_files(directory, single)
+        if places:
+            child = PickledWeights(list(places)) if pickled else None
+            found = child.infos if child else _headers(places)
+            return Source(directory, config, _by_name(found, places), child)
+    found_names = ", ".join(sorted(p.name for p in directory.iterdir())[:8])
     raise CheckpointError(
         "no weights found: expected model.safetensors or pytorch_model.bin, "
-        f"found {found or 'nothing'}",
+        f"found {found_names or 'nothing'}",
         where=str(directory),
         hint="is the download complete?",
     )
 
 
-def _weight_files(directory: Path, index: str, single: str) -> list[Path]:
-    if (directory / single).exists():
-        return [directory / single]
-    if not (directory / index).exists():
-        return []
-    names = read_json(directory / index).get("weight_map")
-    if not isinstance(names, dict) or not names:
-        raise CheckpointError("the index names no files", where=str(directory / index))
-    files = []
-    for name in sorted({str(value) for value in names.values()}):
-        file = directory / name
-        if Path(name).name != name or not file.exists():
+def _headers(files: Iterable[Path]) -> Iterator[TensorInfo]:
+    for file in files:
+        yield from read_headers(file)
+
+
+def _by_name(infos: Iterable[TensorInfo], places: dict[Path, set[str]]) -> dict[str, TensorInfo]:
+    named: dict[str, TensorInfo] = {}
+    for info in infos:
+        other = named.setdefault(info.name, info)
+        if other is not info:
             raise CheckpointError(
-                f"the index names {name!r}, which is not here",
-                where=str(directory / index),
-                hint="is the download complete?",
+                f"tensor {info.name} is in {other.file.name} and in {info.file.name}",
+                where=f"{info.file}: {info.name}",
+                hint="was the checkpoint merged from two?",
             )
-        files.append(file)
-    return files
+    for file, expected in places.items():
+        for name in sorted(expected):
+            if name not in named or named[name].file != file:
+                raise CheckpointError(
+                    f"the index says that {name} is in {file.name}, where it is not",
+                    where=f"{file}: {name}",
+                    hint="is the download complete?",
+                )
+    return named
 
 
-def read_headers(file: Path) -> Iterator[TensorInfo]:
-    """The tensors that a safetensors file declares, its sizes checked against the file's."""
-    size = file.stat().st_size
-    with file.open("rb") as f:
-        start = f.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 0 < length <= min(_HEADER_LIMIT, size - 8):
-            raise _damaged(file, f"its header should be {length} bytes, the file has {size}")
-        try:
-            header = json.loads(f.read(length))
-            entries = {n: e for n, e in header.items() if n != "__metadata__"}
-            ends = [8 + length + _end_of(entry) for entry in entries.values()]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise _damaged(file, f"its header is not valid ({type(error).__name__})") from error
-    if ends and max(ends) != size:
-        raise _damaged(file, f"its header describes {max(ends)} bytes, the file has {size}")
-    for name, entry in entries.items():
-        dtype = _NAMES.get(entry["dtype"], str(entry["dtype"]))
-        yield TensorInfo(name, dtype, tuple(entry["shape"]), file)
-
-
-def _end_of(entry: dict[str, Any]) -> int:
-    start, end = entry["data_offsets"]
-    if any(type(n) is not int or n < 0 for n in (start, end, *entry["shape"])):
-        raise ValueError("not a size")
-    if end - start != math.prod(entry["shape"]) * _ITEM_SIZES[entry["dtype"]]:
-        raise ValueError("shape and bytes differ")
-    return int(end)
-
-
-def _damaged(file: Path, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"{file.name} is damaged or incomplete: {why}",
-        where=str(file),
-        hint="copy or download it again",
-    )
-
-
-def _pickle_headers(file: Path, list_pickle: ListPickle) -> Iterator[TensorInfo]:
-    for name, dtype, shape in list_pickle(file):
-        yield TensorInfo(name, dtype, tuple(shape), file)
-
-
-def _list_in_child(file: Path) -> list[Listed]:
-    command = [sys.executable, "-P", "-m", "speculators_core.conversion.pickled", str(file)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PICKLE_SECONDS)
-        reply = json.loads(done.stdout)
-    except subprocess.TimeoutExpired as error:
-        raise _damaged(file, f"reading its contents took over {_PICKLE_SECONDS} s") from error
-    except ValueError as error:
-        raise _damaged(file, f"reading its contents failed (exit {done.returncode})") from error
-    if "error" in reply:
-        raise CheckpointError(reply["error"], where=str(file), hint=reply["hint"])
-    tensors: list[Listed] = reply["tensors"]
-    return tensors
+def _pieces(info: TensorInfo) -> Iterator[Raw]:
+    assert info.start is not None
+    buffer, left = np.empty(min(_PIECE, info.nbytes), np.uint8), info.nbytes
+    with open_regular(info.file) as file:
+        file.seek(info.start)
+        while left:
+            piece = buffer[:left]
+            if file.readinto(memoryview(piece)) != piece.size:
+                raise CheckpointError(
+                    f"{info.file.name} ends within tensor {info.name}",
+                    where=str(info.file),
+                    hint="did it change while it was read?",
+                )
+            left -= piece.size
+            yield piece

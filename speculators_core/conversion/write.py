@@ -1,101 +1,144 @@
 """Carry out a plan: every tensor of the result, streamed from the files it comes from.
 
-Values are read one piece at a time and nothing in a pickle is run.
+Bytes are copied as bytes where the format stays, and looked at on their way. Light: no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors import safe_open
-from torch import Tensor
+import numpy as np
 
-from speculators_core.checkpoint import Pending, check_vocab_map, write_safetensors
-from speculators_core.conversion.pickled import load_pickled
 from speculators_core.conversion.plan import Plan, TensorRow
 from speculators_core.conversion.source import Source
 from speculators_core.errors import CheckpointError, Stopped
+from speculators_core.precision import Raw, all_finite, cast, castable
 from speculators_core.progress import Progress
+from speculators_core.vocabulary import check_vocab_map, d2t_of, t2d_of
+from speculators_core.weights import Pending, write_weights
 
-Read = Callable[[str], Tensor]
+_MAP = ("d2t", "t2d")
+_VOCABULARY = 8_000_000  # tokens; thirty times the largest of today
+_MB = 1_000_000
+
+Rows = dict[str, list[TensorRow]]
 
 
-def write_tensors(source: Source, plan: Plan, file: Path, progress: Progress) -> None:
-    """Write the safetensors file of a plan. Raises `CheckpointError` where a value can't be right,
-    `Stopped` on request.
+def write_tensors(
+    source: Source,
+    plan: Plan,
+    directory: Path,
+    progress: Progress,
+    max_shard_size: int | None = None,
+) -> None:
+    """Write the weights of a plan, in shards of at most `max_shard_size` MB where one is given.
+
+    Raises `CheckpointError` where a value can't be right, `Stopped` on request.
     """
-    read = _reader(source)
-    rows = {row.target: row for row in plan.inspection.tensors if row.how != "unused"}
-    if plan.config.has_vocab_map:
-        d2t, t2d = (_value(rows[name], read, plan) for name in ("d2t", "t2d"))
-        check_vocab_map(d2t, t2d, where=str(source.directory))
+    shapes, rows = plan.config.tensor_shapes(), _rows_by_target(plan)
+    if "d2t" in shapes:
+        ready = _vocabulary_map(source, rows, shapes)
     else:
-        _check_identity(source, plan, read)
+        ready = {}
+        _check_identity(source, plan)
     pending = [
         Pending(
-            name=str(row.target),
-            shape=tuple(row.shape),
-            dtype=getattr(torch, row.dtype),
-            read=lambda row=row: _value(row, read, plan),  # type: ignore[misc]
+            target,
+            shapes[target],
+            plan.config.tensor_dtype(target),
+            ready.get(target) or _streamed(target, parts, source, plan),
         )
-        for row in rows.values()
-        if row.how != "shared"
+        for target, parts in rows.items()
     ]
-    for done, name in enumerate(write_safetensors(file, pending), start=1):
+    shard_bytes = max_shard_size * _MB if max_shard_size else None
+    for done, name in enumerate(write_weights(directory, pending, shard_bytes), start=1):
         progress.update(0.5 * done / len(pending), f"wrote {name}")
         if progress.stopping():
             raise Stopped("the conversion was stopped; nothing was written")
 
 
-def _reader(source: Source) -> Read:
-    """Tensors by source name; mapped from the file, so that reading one costs no copy."""
-    if source.pickled:
-        loaded: dict[str, Tensor] = {}
-        for file in source.files:
-            loaded |= load_pickled(file)
-        return loaded.__getitem__
-    handles: dict[Path, Any] = {file: safe_open(file, framework="pt") for file in source.files}
-
-    def read(name: str) -> Tensor:
-        tensor: Tensor = handles[source.tensors[name].file].get_tensor(name)
-        return tensor
-
-    return read
+def _rows_by_target(plan: Plan) -> Rows:
+    """The rows that make each written tensor: one, or its parts in order."""
+    rows: Rows = {}
+    for row in plan.inspection.tensors:
+        if row.how not in ("unused", "shared"):
+            rows.setdefault(str(row.target), []).append(row)
+    return rows
 
 
-def _value(row: TensorRow, read: Read, plan: Plan) -> Tensor:
-    """The tensor of one row; of the vocabulary map, either side gives the other."""
-    value = read(str(row.source))
-    if row.how == "derived" and row.target == "t2d":
-        ids = torch.arange(len(value)) + value.long()
-        if bool((ids < 0).any()) or bool((ids >= plan.config.vocab_size).any()):
-            raise CheckpointError(
-                f"d2t points outside the verifier's vocabulary of {plan.config.vocab_size}",
-                where="d2t",
-                hint="d2t holds offsets (verifier id = i + d2t[i]); these may be absolute ids",
-            )
-        kept = torch.zeros(plan.config.vocab_size, dtype=torch.bool)
-        kept[ids] = True
-        return kept
-    if row.how == "derived":
-        ids = value.nonzero().flatten()
-        if len(ids) != plan.config.draft_vocab_size:
-            raise CheckpointError(
-                f"t2d keeps {len(ids)} tokens, lm_head has {plan.config.draft_vocab_size} rows",
-                where="t2d",
-                hint="the map belongs to another draft",
-            )
-        return ids - torch.arange(len(ids))
-    return value.to(getattr(torch, row.dtype)) if row.target in ("d2t", "t2d") else value
+def _streamed(
+    target: str, parts: Sequence[TensorRow], source: Source, plan: Plan
+) -> Callable[[], Iterator[Raw]]:
+    """What gives a tensor's bytes, its parts one after the other. Raises `CheckpointError` at once
+    where the formats don't go together.
+    """
+    wanted = plan.config.tensor_dtype(target)
+    origins = []
+    for row in parts:
+        origin = plan.verifier if row.how == "verifier" else source
+        assert origin is not None
+        _check_castable(str(row.source), origin, wanted)
+        origins.append((origin, str(row.source)))
+
+    def pieces() -> Iterator[Raw]:
+        for origin, name in origins:
+            found = origin.tensors[name].dtype
+            for piece in origin.pieces(name):
+                yield piece if found == wanted else _cast(name, piece, found, wanted)
+
+    return pieces
 
 
-def _check_identity(source: Source, plan: Plan, read: Read) -> None:
+def _check_castable(name: str, source: Source, wanted: str) -> None:
+    info = source.tensors[name]
+    if not castable(info.dtype, wanted):
+        raise CheckpointError(
+            f"tensor {name} is {info.dtype}, which can't become {wanted}",
+            where=f"{info.file}: {name}",
+            hint="quantised weights must be dequantised first",
+        )
+
+
+def _cast(name: str, piece: Raw, found: str, wanted: str) -> Raw:
+    if not all_finite(piece, found):  # rounding could turn a NaN into a number
+        raise CheckpointError(
+            f"tensor {name} holds NaN or infinity as {found}",
+            where=name,
+            hint="the source file is damaged, or was trained to overflow",
+        )
+    return cast(piece, found, wanted)
+
+
+def _vocabulary_map(
+    source: Source, rows: Rows, shapes: dict[str, tuple[int, ...]]
+) -> dict[str, Callable[[], list[Raw]]]:
+    """Both sides of the map, checked; either side gives the other where that is derived."""
+    where = str(source.directory)
+    (draft_size,), (size,) = (shapes[name] for name in _MAP)
+    held = {name: str(rows[name][0].source) for name in _MAP if rows[name][0].how == "copied"}
+    if "d2t" in held:
+        d2t = _small(held["d2t"], source, "int64").view(np.int64)
+    if "t2d" in held:
+        t2d = _small(held["t2d"], source, "bool") != 0
+    if "d2t" not in held:
+        d2t = d2t_of(t2d, draft_size, where=where)
+    if "t2d" not in held:
+        t2d = t2d_of(d2t, size, where=where)
+    check_vocab_map(d2t, t2d, where=where)
+    return {"d2t": lambda: [d2t.view(np.uint8)], "t2d": lambda: [t2d.view(np.uint8)]}
+
+
+def _small(name: str, source: Source, wanted: str) -> Raw:
+    _check_castable(name, source, wanted)
+    return cast(source.values(name, _VOCABULARY), source.tensors[name].dtype, wanted)
+
+
+def _check_identity(source: Source, plan: Plan) -> None:
     """A whole draft vocabulary needs no map; one that reorders it would be lost."""
     for row in plan.inspection.tensors:
-        if row.how == "unused" and str(row.source).endswith("d2t") and read(str(row.source)).any():
+        name = str(row.source)
+        if row.how == "unused" and name.endswith("d2t") and source.values(name, _VOCABULARY).any():
             raise CheckpointError(
                 "the draft vocabulary is the whole vocabulary, but d2t reorders it",
                 where=f"{source.directory}: {row.source}",

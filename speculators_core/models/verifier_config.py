@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from speculators_core.config import read_json, rope_parameters
 from speculators_core.errors import CheckpointError
+from speculators_core.untrusted import open_regular
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
@@ -79,13 +80,20 @@ def read_verifier(path: str | Path) -> VerifierFacts:
     )
 
 
+def has_weights(directory: Path) -> bool:
+    """Whether the verifier itself lies here, not only its config."""
+    return any(directory.glob("*.safetensors")) or any(directory.glob("pytorch_model*.bin"))
+
+
 def tokenizer_fingerprint(directory: Path) -> str | None:
     """A hash of the tokenizer's files, equal where the tokens are; None without a tokenizer."""
     digest = hashlib.sha256()
     found = [directory / name for name in _TOKENIZER_FILES if (directory / name).exists()]
     for file in found:
         digest.update(file.name.encode())
-        digest.update(file.read_bytes())
+        with open_regular(file) as content:
+            while piece := content.read(1 << 20):
+                digest.update(piece)
     return digest.hexdigest() if found else None
 
 

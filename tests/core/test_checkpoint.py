@@ -9,16 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from speculators_core.checkpoint import (
-    Pending,
-    all_finite,
-    check_vocab_map,
-    complete_or_absent,
-    load_speculator,
-    save_speculator,
-    write_safetensors,
-)
-from speculators_core.errors import CheckpointError, Conflict, Unavailable
+from speculators_core.checkpoint import all_finite, load_speculator, save_speculator
+from speculators_core.errors import CheckpointError
 from tests import tiny
 
 
@@ -71,20 +63,13 @@ def set_to(name, value):
         (set_to("norm.weight", lambda t: t * float("nan")), r"norm\.weight holds NaN"),
         (set_to("d2t", lambda t: t + 300), "outside the verifier's vocabulary"),
         (set_to("d2t", lambda t: torch.zeros_like(t)), "must be the same"),
-        (set_to("d2t", lambda t: t.int()), r"torch\.int64"),
+        (set_to("d2t", lambda t: t.int()), "expected int64 and bool"),
         (set_to("t2d", lambda t: ~t), "must be the same"),
     ],
 )
 def test_a_tensor_that_cannot_be_right_is_named(damaged, change, message):
     with pytest.raises(CheckpointError, match=message):
         load_speculator(damaged(change))
-
-
-def test_a_map_that_names_a_token_twice_is_refused():
-    t2d = torch.tensor([True, True, False])
-    check_vocab_map(torch.tensor([0, 0]), t2d, where="x")
-    with pytest.raises(CheckpointError, match="names 1 in 2 places"):
-        check_vocab_map(torch.tensor([1, 0]), t2d, where="x")
 
 
 def test_a_truncated_file_is_refused(tiny_speculator, tmp_path):
@@ -101,57 +86,6 @@ def test_a_directory_without_weights_is_refused(tiny_speculator, tmp_path):
         load_speculator(tmp_path)
 
 
-def test_a_failed_write_leaves_nothing(tmp_path):
-    with pytest.raises(RuntimeError), complete_or_absent(tmp_path / "out") as partial:
-        (partial / "half").write_text("x")
-        raise RuntimeError
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_existing_output_is_kept_unless_told_otherwise(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "old").write_text("old")
-    with pytest.raises(Conflict), complete_or_absent(tmp_path / "out"):
-        pass
-    with pytest.raises(RuntimeError), complete_or_absent(tmp_path / "out", overwrite=True):
-        raise RuntimeError
-    assert (tmp_path / "out" / "old").exists()
-    with complete_or_absent(tmp_path / "out", overwrite=True) as partial:
-        (partial / "new").write_text("new")
-    assert [p.name for p in tmp_path.rglob("*")] == ["out", "new"]
-
-
-def test_an_output_that_appears_meanwhile_is_not_replaced(tmp_path):
-    with pytest.raises(Conflict, match="appeared"), complete_or_absent(tmp_path / "out"):
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "theirs").write_text("x")
-    assert [p.name for p in tmp_path.rglob("*")] == ["out", "theirs"]
-
-
-def test_a_place_that_cannot_be_written_is_an_error_of_ours(tmp_path):
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(Unavailable), complete_or_absent(tmp_path / "file" / "out"):
-        pass
-
-
-def test_streamed_files_read_back_equal_in_every_dtype(tmp_path):
-    tensors = {
-        "half": torch.randn(33, 7).half(),
-        "wide": torch.randn(5),
-        "brain": torch.randn(3, 3).bfloat16(),
-        "flags": torch.tensor([True, False, True]),
-        "ids": torch.arange(9),
-        "none": torch.zeros(0, 4),
-    }
-    pending = [Pending(n, tuple(t.shape), t.dtype, lambda t=t: t) for n, t in tensors.items()]
-    assert set(write_safetensors(tmp_path / "x.safetensors", pending)) == set(tensors)
-    read = load_file(tmp_path / "x.safetensors")
-    assert read.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        assert read[name].dtype == tensor.dtype
-        assert torch.equal(read[name], tensor)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("at", [0, 17, 999])
@@ -160,12 +94,6 @@ def test_one_bad_value_anywhere_is_found(dtype, bad, at):
     assert all_finite(values)
     values[at] = bad
     assert not all_finite(values)
-
-
-def test_an_overflow_that_a_cast_makes_is_named(tmp_path):
-    huge = Pending("huge", (1,), torch.float16, lambda: torch.tensor([1e6]))
-    with pytest.raises(CheckpointError, match="huge holds NaN or infinity"):
-        list(write_safetensors(tmp_path / "x.safetensors", [huge]))
 
 
 @pytest.mark.parametrize("said", [False, None])

@@ -1,0 +1,53 @@
+"""Output directories: complete or absent.
+
+A directory is written beside its place under a hidden name and renamed into it, so one that
+exists is complete.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from speculators_core.errors import Conflict, Unavailable
+
+
+@contextmanager
+def complete_or_absent(directory: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """A fresh directory to write into; it becomes `directory` only when the block ends well."""
+    if directory.exists() and not overwrite:
+        raise Conflict(
+            "the output exists already",
+            where=str(directory),
+            hint="choose another output, or remove this one",
+        )
+    token = uuid.uuid4().hex[:8]
+    draft = directory.parent / f".{directory.name}.{token}.partial"
+    old = directory.parent / f".{directory.name}.{token}.old"
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir()
+    except OSError as error:
+        raise Unavailable(
+            f"the output can't be written: {error.strerror}",
+            where=str(directory),
+            hint="choose a place that you may write to",
+        ) from error
+    try:
+        yield draft
+        if overwrite and directory.exists():
+            directory.rename(old)
+        try:
+            draft.rename(directory)
+        except OSError as error:
+            raise Conflict(
+                f"the output appeared while it was being written: {error.strerror}",
+                where=str(directory),
+                hint="two jobs write to one place: choose another output",
+            ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,139 @@
+"""Files that strangers made, read within bounds. Light: no torch, no numpy.
+
+A checkpoint from somewhere may hold a FIFO that never answers, a link out of its directory, JSON
+nested a thousand deep, or a key twice, of which every reader believes another. Whatever reads such
+files goes through here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from speculators_core.errors import CheckpointError, Forbidden
+
+JSON_BYTES = 16_000_000
+JSON_VALUES = 1_000_000  # keeps what the parser builds below some 200 MB
+_DEPTH = 64
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read. Raises `CheckpointError` for anything else, without waiting
+    for a FIFO, and `FileNotFoundError` where there is nothing.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CheckpointError(
+            f"{path.name} can't be read: {error.strerror}", where=str(path)
+        ) from error
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        raise CheckpointError(
+            f"{path.name} is {_KINDS.get(kind, 'no file')}, expected a regular file",
+            where=str(path),
+            hint="copy or download the checkpoint again",
+        )
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """All bytes of a regular file of at most `limit` bytes. Raises as `open_regular`."""
+    with open_regular(path) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise CheckpointError(
+            f"{path.name} is larger than {limit} bytes, which such a file never is",
+            where=str(path),
+            hint="is it the file that its name says?",
+        )
+    return content
+
+
+def parse_json(text: bytes) -> Any:
+    """The value of a JSON text. Raises `ValueError` that says what is wrong with it: also for a
+    key given twice, for nesting below 64 levels and for more than a million values.
+    """
+    if text.count(b",") + text.count(b"[") + text.count(b"{") > JSON_VALUES:
+        raise ValueError(f"it holds more than {JSON_VALUES} values")
+    try:
+        values = json.loads(text.decode("utf-8"), object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not _shallow(values):
+        raise ValueError(f"it is nested more than {_DEPTH} deep")
+    if b"\\ud" in text or b"\\uD" in text:
+        json.dumps(values, ensure_ascii=False).encode("utf-8")  # half a surrogate pair is no text
+    return values
+
+
+def check_links(directory: Path, roots: Sequence[Path]) -> None:
+    """Raise `Forbidden` where the directory, or an entry of it, resolves to outside `roots`.
+
+    The directory's own content is always inside; `roots` are resolved paths.
+    """
+    real = Path(os.path.realpath(directory))
+    allowed = [real, *roots]
+    if not _inside(real, roots):
+        raise _outside(directory, real, roots)
+    for entry in _links(real):
+        target = Path(os.path.realpath(entry))
+        if not _inside(target, allowed):
+            raise _outside(entry, target, roots)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice[:80]!r} is given twice")
+    return values
+
+
+def _shallow(values: Any) -> bool:
+    level = [values]
+    for _ in range(_DEPTH):
+        level = [child for value in level for child in _children(value)]
+        if not level:
+            return True
+    return False
+
+
+def _children(value: Any) -> Sequence[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else ()
+
+
+def _links(directory: Path) -> Iterator[Path]:
+    """Symbolic links directly in a directory: nothing deeper is ever read."""
+    with os.scandir(directory) as entries:
+        yield from (Path(entry.path) for entry in entries if entry.is_symlink())
+
+
+def _inside(real: Path, roots: Sequence[Path]) -> bool:
+    return any(real.is_relative_to(root) for root in roots)
+
+
+def _outside(path: Path, target: Path, roots: Sequence[Path]) -> Forbidden:
+    leads = "" if path == target else f" leads to {target}, which"
+    return Forbidden(
+        f"{path.name}{leads} is not in a directory that may be read",
+        where=str(path),
+        hint="allowed: " + ", ".join(map(str, roots)),
+    )

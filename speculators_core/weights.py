@@ -1,0 +1,149 @@
+"""Weights on disk: safetensors files found, and written a piece at a time, whole or in shards.
+
+Light: no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from speculators_core.config import read_json
+from speculators_core.errors import CheckpointError
+from speculators_core.precision import CODES, SIZES, Raw, all_finite
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def weight_files(directory: Path, single: str = SINGLE) -> dict[Path, set[str]]:
+    """Each file of weights in a directory, with the tensors that an index says are in it; none
+    where there are no weights. Raises `CheckpointError` where the index names what is not here.
+    """
+    if (directory / single).exists():
+        return {directory / single: set()}
+    index = directory / f"{single}.index.json"
+    if not index.exists():
+        return {}
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise CheckpointError("the index names no files", where=str(index))
+    files: dict[Path, set[str]] = {}
+    for tensor, name in sorted(names.items(), key=lambda item: str(item[1])):
+        if not isinstance(name, str) or Path(name).name != name:
+            raise _not_here(name, index)
+        files.setdefault(directory / name, set()).add(tensor)
+    for file in files:
+        if not file.exists():
+            raise _not_here(file.name, index)
+    return files
+
+
+def _not_here(name: object, index: Path) -> CheckpointError:
+    return CheckpointError(
+        f"the index names {str(name)[:200]!r}, which is not here",
+        where=str(index),
+        hint="is the download complete?",
+    )
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A tensor that is yet to be written. `pieces` gives its bytes in order, already as `dtype`;
+    a piece may be overwritten once the next one is asked for.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    pieces: Callable[[], Iterable[Raw]]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * SIZES[self.dtype]
+
+
+def write_weights(
+    directory: Path, tensors: Iterable[Pending], max_shard_bytes: int | None = None
+) -> Iterator[str]:
+    """Write `model.safetensors`, or shards and their index; yields each name once it is written.
+
+    A tensor is never divided: one larger than `max_shard_bytes` has a shard of its own. Raises
+    `CheckpointError` at a NaN or an infinity, whose bytes are looked at on their way.
+    """
+    shards = _shards(sorted(tensors, key=lambda t: t.name), max_shard_bytes)
+    if len(shards) == 1:
+        yield from write_safetensors(directory / SINGLE, shards[0])
+        return
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        places |= {tensor.name: file for tensor in shard}
+        yield from write_safetensors(directory / file, shard)
+    total = sum(tensor.nbytes for shard in shards for tensor in shard)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def write_safetensors(file: Path, tensors: Sequence[Pending]) -> Iterator[str]:
+    """One file of `write_weights`."""
+    # widest items first: every tensor then starts at a multiple of its item size
+    ordered = sorted(tensors, key=lambda t: (-SIZES[t.dtype], t.name))
+    with file.open("wb", buffering=0) as out:
+        out.write(_header(ordered))
+        for tensor in ordered:
+            _write(out, tensor)
+            yield tensor.name
+
+
+def _shards(tensors: Sequence[Pending], limit: int | None) -> list[list[Pending]]:
+    shards: list[list[Pending]] = [[]]
+    filled = 0
+    for tensor in tensors:
+        if limit is not None and shards[-1] and filled + tensor.nbytes > limit:
+            shards.append([])
+            filled = 0
+        shards[-1].append(tensor)
+        filled += tensor.nbytes
+    return shards
+
+
+def _header(tensors: Sequence[Pending]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in tensors:
+        header[tensor.name] = {
+            "dtype": CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
+        offset += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _write(out: BinaryIO, tensor: Pending) -> None:
+    written = 0
+    for piece in tensor.pieces():
+        if not all_finite(piece, tensor.dtype):
+            raise CheckpointError(
+                f"tensor {tensor.name} holds NaN or infinity as {tensor.dtype}",
+                where=tensor.name,
+                hint="the source file is damaged, or was trained to overflow",
+            )
+        left = memoryview(piece)
+        while left:
+            left = left[out.write(left) :]
+        written += piece.size
+    if written != tensor.nbytes:
+        raise CheckpointError(
+            f"tensor {tensor.name} has {written} bytes, its shape needs {tensor.nbytes}",
+            where=tensor.name,
+            hint="did the source file change while it was read?",
+        )

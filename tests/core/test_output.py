@@ -1,0 +1,41 @@
+"""An output directory is complete, or absent."""
+
+from __future__ import annotations
+
+import pytest
+
+from speculators_core.errors import Conflict, Unavailable
+from speculators_core.output import complete_or_absent
+
+
+def test_a_failed_write_leaves_nothing(tmp_path):
+    with pytest.raises(RuntimeError), complete_or_absent(tmp_path / "out") as partial:
+        (partial / "half").write_text("x")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_output_is_kept_unless_told_otherwise(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").write_text("old")
+    with pytest.raises(Conflict), complete_or_absent(tmp_path / "out"):
+        pass
+    with pytest.raises(RuntimeError), complete_or_absent(tmp_path / "out", overwrite=True):
+        raise RuntimeError
+    assert (tmp_path / "out" / "old").exists()
+    with complete_or_absent(tmp_path / "out", overwrite=True) as partial:
+        (partial / "new").write_text("new")
+    assert [p.name for p in tmp_path.rglob("*")] == ["out", "new"]
+
+
+def test_an_output_that_appears_meanwhile_is_not_replaced(tmp_path):
+    with pytest.raises(Conflict, match="appeared"), complete_or_absent(tmp_path / "out"):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "theirs").write_text("x")
+    assert [p.name for p in tmp_path.rglob("*")] == ["out", "theirs"]
+
+
+def test_a_place_that_cannot_be_written_is_an_error_of_ours(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(Unavailable), complete_or_absent(tmp_path / "file" / "out"):
+        pass
