@@ -156,15 +156,35 @@ def _submitter(kind: JobKind) -> Callable[..., None]:
     return submit
 
 
+def _known_kind(value: str | None) -> str | None:
+    return _known(value and value.replace("-", "_"), [kind.value for kind in JobKind])
+
+
+def _known_state(value: str | None) -> str | None:
+    from app.store.models import RunState
+
+    return _known(value, [state.value for state in RunState])
+
+
+def _known(value: str | None, words: Sequence[str]) -> str | None:
+    if value is not None and value not in words:
+        raise typer.BadParameter(f"found {value!r}, expected one of {', '.join(words)}")
+    return value
+
+
 def _list(
-    kind: Annotated[str | None, typer.Option(metavar="KIND", help="Only this kind.")] = None,
-    state: Annotated[str | None, typer.Option(metavar="STATE", help="Only in this state.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", callback=_known_kind, help="Only this kind.")
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option(metavar="STATE", callback=_known_state, help="Only in this state.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="At most so many.")] = 50,
     as_json: Json = False,
 ) -> None:
     """List runs, newest first."""
     with lab() as queue:
-        page = queue.runs(kind=kind.replace("-", "_") if kind else None, state=state, limit=limit)
+        page = queue.runs(kind=kind, state=state, limit=limit)
     rows = [
         (
             run.id,

@@ -101,6 +101,8 @@ def test_without_arguments_it_shows_help(tmp_path: Path) -> None:
         (["train", "--data", "d", "--verifier", "v", "--epochs", "0", "--output", "o"], "epochs"),
         (["submit", "deploy", "--verifier", "v", "--engine", "magic"], "engine"),
         (["logs"], "RUN"),
+        (["runs", "--kind", "dance"], "--kind"),
+        (["runs", "--state", "tired"], "--state"),
     ],
 )
 def test_wrong_usage_names_the_flag(
