@@ -69,7 +69,9 @@ def cast(raw: Raw, found: str, wanted: str) -> Raw:
     if found in _FLOATS:
         return _from_float(_to_float(raw, found), wanted)
     numbers = raw.view(found)
-    return (numbers != 0).view("u1") if wanted == "bool" else numbers.astype("<i8").view("u1")
+    if wanted == "bool":
+        return np.not_equal(numbers, 0).view(np.uint8)
+    return numbers.astype(np.int64).view(np.uint8)
 
 
 def _to_float(raw: Raw, found: str) -> NDArray[np.floating]:

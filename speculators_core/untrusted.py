@@ -11,8 +11,9 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from speculators_core.errors import CheckpointError, Forbidden
 
@@ -28,7 +29,7 @@ _KINDS = {
 }
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file to read. Raises `CheckpointError` for anything else, without waiting
     for a FIFO, and `FileNotFoundError` where there is nothing.
     """

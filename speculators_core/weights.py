@@ -137,7 +137,7 @@ def _write(out: BinaryIO, tensor: Pending) -> None:
                 where=tensor.name,
                 hint="the source file is damaged, or was trained to overflow",
             )
-        left = memoryview(piece)
+        left = piece.data
         while left:
             left = left[out.write(left) :]
         written += piece.size

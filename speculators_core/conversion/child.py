@@ -62,7 +62,7 @@ class PickledWeights:
             filled = 0
             while filled < piece.size:
                 self._wait(_SILENCE_SECONDS)
-                got = os.readv(self._child.stdout.fileno(), [memoryview(piece)[filled:]])
+                got = os.readv(self._child.stdout.fileno(), [piece.data[filled:]])
                 if not got:
                     raise self._died()
                 filled += got

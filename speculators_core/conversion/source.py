@@ -137,7 +137,7 @@ def _pieces(info: TensorInfo) -> Iterator[Raw]:
         file.seek(info.start)
         while left:
             piece = buffer[:left]
-            if file.readinto(memoryview(piece)) != piece.size:
+            if file.readinto(piece.data) != piece.size:
                 raise CheckpointError(
                     f"{info.file.name} ends within tensor {info.name}",
                     where=str(info.file),
