@@ -32,6 +32,7 @@ from speculators_core.params import (
     GenerateParams,
     JobKind,
     Params,
+    StitchParams,
     VerifierParams,
     parse_model,
 )
@@ -102,7 +103,7 @@ def _work(arguments: list[str], events: Events) -> Result:
         request = json.load(sys.stdin)
     except json.JSONDecodeError as error:
         raise InputError(f"the request is not JSON: {error}", where="stdin") from error
-    model = GenerateParams if kind == "generate" else PARAMS_OF[JobKind(kind)]
+    model = _NO_JOB.get(kind) or PARAMS_OF[JobKind(kind)]
     params: Params = parse_model(model, request.get("params", {}), f"{kind} parameters")
     return _WORKS[kind](_with_directories(params), request, events)
 
@@ -174,6 +175,12 @@ def _convert(params: Any, request: Request, events: Events) -> Result:
     return _dumped(convert(params, _output(request), events))
 
 
+def _stitch_mtp(params: StitchParams, request: Request, events: Events) -> Result:
+    from speculators_core.conversion.stitch import stitch_mtp
+
+    return _dumped(stitch_mtp(params, _output(request), events))
+
+
 def _generate(params: GenerateParams, request: Request, events: Events) -> Result:
     from speculators_core.decode.answer import answer
 
@@ -188,7 +195,9 @@ _WORKS: dict[str, Work] = {
     "evaluate": _evaluate,
     "convert": _convert,
     "generate": _generate,
+    "stitch_mtp": _stitch_mtp,
 }
+_NO_JOB: dict[str, type[Params]] = {"generate": GenerateParams, "stitch_mtp": StitchParams}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -177,7 +177,7 @@ class EvaluateParams(Params):
 
 
 class ConvertParams(Params):
-    """Someone's EAGLE-3 checkpoint to the speculators format."""
+    """Someone's draft (EAGLE-3, DFlash, MTP, EAGLE-1) to the files that vLLM serves."""
 
     checkpoint: str = Field(min_length=1, description="path or hub id")
     verifier: str = Field(min_length=1, description="path, hub id or registered name")
@@ -264,6 +264,13 @@ class PushParams(Params):
     verifier_name: str | None = Field(
         None, min_length=1, description="hub id of its verifier, where its config holds a path"
     )
+
+
+class StitchParams(Params):
+    """Put a trained MTP head back into its verifier, as vLLM serves it."""
+
+    speculator: str = Field(min_length=1, description="the MTP head, in speculators format")
+    verifier: str = Field(min_length=1, description="the model that the head was taken from")
 
 
 class DeployParams(Params):

@@ -1,4 +1,4 @@
-"""Foreground commands of the core: `convert`, `prepare`, `self-write`, `evaluate`.
+"""Foreground commands of the core: `convert`, `stitch-mtp`, `prepare`, `self-write`, `evaluate`.
 
 They work on files: no row, no lease. Where there is a local store, registered names and
 `run:<id>` stand for their paths.
@@ -23,6 +23,7 @@ from speculators_core.params import (
     Params,
     PrepareParams,
     SelfWriteParams,
+    StitchParams,
 )
 
 Flags = dict[str, Any]
@@ -36,14 +37,20 @@ Output = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command("convert")(with_flags(_convert, ConvertParams, positional="checkpoint"))
+    app.command("stitch-mtp")(with_flags(_stitch_mtp, StitchParams, positional="speculator"))
     app.command("prepare")(with_flags(_prepare, PrepareParams, positional="data"))
     app.command("self-write")(with_flags(_self_write, SelfWriteParams))
     app.command("evaluate")(with_flags(_evaluate, EvaluateParams, positional="speculator"))
 
 
 def _convert(flags: Flags, output: Output, as_json: Json = False) -> None:
-    """Convert someone's EAGLE-3 checkpoint to the speculators format, and validate it."""
+    """Convert someone's draft to the files that vLLM serves, and validate it."""
     emit(_produce("convert", parse(ConvertParams, flags), output), as_json)
+
+
+def _stitch_mtp(flags: Flags, output: Output, as_json: Json = False) -> None:
+    """Put an MTP head back into its verifier: the model that vLLM serves with method mtp."""
+    emit(_produce("stitch_mtp", parse(StitchParams, flags), output), as_json)
 
 
 def _prepare(flags: Flags, output: Output, as_json: Json = False) -> None:

@@ -5,11 +5,15 @@ Adding a layout is adding a module with a `plan.Layout` and naming it in `LAYOUT
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from speculators_core.conversion.angelslim import AngelSlim
+from speculators_core.conversion.dflash import DFlash
+from speculators_core.conversion.eagle import Eagle
 from speculators_core.conversion.model_optimizer import ModelOptimizer
+from speculators_core.conversion.mtp import MTPHead
 from speculators_core.conversion.native import Native
 from speculators_core.conversion.plan import Inspection, Layout
 from speculators_core.conversion.research import Research
@@ -17,15 +21,18 @@ from speculators_core.conversion.source import Source, open_source
 from speculators_core.conversion.specforge import SpecForge
 from speculators_core.errors import CheckpointError
 from speculators_core.models.verifier_config import read_verifier
-from speculators_core.params import ConvertParams
+from speculators_core.params import ConvertParams, parse_model
 from speculators_core.untrusted import check_links
 
 LAYOUTS: tuple[Layout, ...] = (
     Native(),
+    DFlash(),
+    MTPHead(),
     ModelOptimizer(),
     AngelSlim(),
     SpecForge(),
     Research(),
+    Eagle(),
 )
 
 
@@ -34,11 +41,13 @@ def inspect(
     verifier: str | Path | None = None,
     *,
     roots: Sequence[Path] | None = None,
+    settled: Mapping[str, Any] | None = None,
 ) -> Inspection:
     """Look at a checkpoint (a directory, or a hub id that is then downloaded) without torch.
 
     With its verifier the plan is complete: without, what only the verifier can tell is open.
-    Raises `CheckpointError` for what is no EAGLE-3 draft, `PairingError` for one of another
+    `settled` are further fields of `ConvertParams`, as a person has chosen them.
+    Raises `CheckpointError` for what is no draft, `PairingError` for one of another
     verifier.
     """
     source = open_source(checkpoint, roots)
@@ -46,7 +55,8 @@ def inspect(
         check_links(Path(verifier), roots)
     layout = recognise(source)
     facts = read_verifier(verifier) if verifier is not None else None
-    params = ConvertParams(checkpoint=str(checkpoint), verifier=str(verifier or "unknown"))
+    named = {"checkpoint": str(checkpoint), "verifier": str(verifier or "unknown")}
+    params = parse_model(ConvertParams, {**(settled or {}), **named}, "parameters of convert")
     return layout.plan(source, facts, params).inspection
 
 
@@ -56,7 +66,7 @@ def recognise(source: Source) -> Layout:
         if layout.recognises(source):
             return layout
     raise CheckpointError(
-        f"not an EAGLE-3 draft: {describe(source)}",
+        f"not a draft that can be read: {describe(source)}",
         where=str(source.directory),
         hint=f"layouts that can be read: {', '.join(layout.name for layout in LAYOUTS)}",
     )
@@ -67,11 +77,7 @@ def describe(source: Source) -> str:
     names, config = source.tensors, source.config
     layers = {name.split("layers.")[1].split(".")[0] for name in names if "layers." in name}
     if kind := config.get("speculators_model_type"):
-        return f"a speculators checkpoint of type {kind!r}; only 'eagle3' is read"
-    if config.get("eagle_config"):
-        return "an export of Model-Optimizer (its config has an eagle_config block)"
-    if "dflash_config" in config or any("DFlash" in a for a in _architectures(config)):
-        return "a DFlash draft"
+        return f"a speculators checkpoint of type {kind!r}, of which only 'eagle3' is written anew"
     if any(name.startswith("medusa") for name in names):
         return "Medusa heads"
     if not any(name.endswith("fc.weight") for name in names):
@@ -81,8 +87,8 @@ def describe(source: Source) -> str:
             "(are speculator and verifier swapped?)"
         )
     return (
-        "fc.weight is there, but no hidden_norm in the first layer "
-        f"({len(names)} tensors, {len(layers)} layers): an EAGLE-1 or EAGLE-2 head?"
+        "fc.weight is there, but neither a hidden_norm in the first layer (EAGLE-3) nor a width of "
+        f"twice its rows (EAGLE-1): {len(names)} tensors, {len(layers)} layers"
     )
 
 

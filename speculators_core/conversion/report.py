@@ -11,21 +11,28 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from speculators_core.conversion.facts import TITLES, facts_of
 from speculators_core.conversion.plan import Doubt, Inspection, Plan
 from speculators_core.conversion.source import Source
 from speculators_core.conversion.target import REPORT
 from speculators_core.models.verifier_config import VerifierFacts
 
+_STITCHED = "an MTP head is served inside its verifier: put it there with speclab stitch-mtp"
+
 
 class Validation(BaseModel):
-    """`ok` None: it was not run. `first_token_acceptance` in 0..1, None where the aux layers are
-    unknown or nothing was run.
+    """Whether the written draft works on its verifier.
+
+    `ok` None: it was not judged, for the reason in `note`. `first_token_acceptance` in 0..1, None
+    where it was not measured. `failed` names the checks that failed, in words.
     """
 
     model_config = ConfigDict(frozen=True)
 
     ok: bool | None
     first_token_acceptance: float | None
+    failed: list[str] = []
+    note: str | None = None
 
 
 class ConvertResult(BaseModel):
@@ -60,49 +67,51 @@ def write_report(
         "verifier": verifier.model_dump(exclude={"path"}) | {"name": Path(verifier.path).name},
         **inspection.model_dump(mode="json"),
         "validation": validation.model_dump(mode="json"),
-        "deployable": deployable(inspection),
+        "deployable": deployable(inspection, validation),
     }
     (directory / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     card = _card(name, plan, verifier, validation, inspection)
     (directory / "README.md").write_text(card, encoding="utf-8")
 
 
-def deployable(inspection: Inspection) -> bool:
-    """Whether every doubt is settled."""
-    return all(doubt.chosen is not None for doubt in inspection.doubts)
+def deployable(inspection: Inspection, validation: Validation) -> bool:
+    """Whether every doubt is settled, no check failed, and the result is served by itself."""
+    return not obstacles(inspection, validation)
+
+
+def obstacles(inspection: Inspection, validation: Validation) -> list[str]:
+    """What stands between the result and being served, in words."""
+    open_ = [f"{d.about} must be settled first" for d in inspection.doubts if d.chosen is None]
+    inside = [_STITCHED] if inspection.layout == "mtp" else []
+    return open_ + inside + validation.failed
 
 
 def _card(
     name: str, plan: Plan, verifier: VerifierFacts, validation: Validation, inspection: Inspection
 ) -> str:
-    config = plan.eagle3
+    config = plan.config
     target = Path(verifier.path).name
-    spec: dict[str, Any] = {"model": name, "method": "eagle3"}
+    spec: dict[str, Any] = {"model": name, "method": config.algorithm}
     spec["num_speculative_tokens"] = config.speculative_tokens
     accepted = validation.first_token_acceptance
     facts = {
         "Verifier": f"{target} ({verifier.num_hidden_layers} layers, H {verifier.hidden_size})",
-        "Aux states, after k layers": config.eagle_aux_hidden_state_layer_ids or "unknown",
-        "Draft vocabulary": f"{config.draft_vocab_size} of {config.vocab_size}",
-        "Residual": "normed" if config.norm_before_residual else "un-normed",
-        "Precision": config.dtype,
+        **facts_of(config),
         "First-token acceptance": "not measured" if accepted is None else f"{accepted:.3f}",
     }
     lines = [
         "---",
         "library_name: speculators",
-        "tags: [eagle3, speculative-decoding, speculators]",
+        f"tags: [{config.algorithm}, speculative-decoding, speculators]",
         "---",
         f"# {name}",
         "",
-        f"An EAGLE-3 draft for {target}, converted from the {inspection.layout} layout.",
+        f"{TITLES[config.algorithm]} for {target}, converted from the {inspection.layout} layout.",
         "",
         *(f"- {what}: {value}" for what, value in facts.items()),
         "",
     ]
-    if not deployable(inspection):
-        open_ = ", ".join(d.about for d in inspection.doubts if d.chosen is None)
-        lines += [f"Not ready to be served: {open_} must be settled first.", ""]
+    lines += [f"Not ready to be served: {why}.\n" for why in obstacles(inspection, validation)]
     lines += [*(f"Note: {warning}.\n" for warning in inspection.warnings)]
     lines += ["Serve it with vLLM:", "", "```"]
     lines += [f"vllm serve {target} --speculative-config '{json.dumps(spec)}'", "```", ""]

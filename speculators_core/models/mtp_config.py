@@ -1,0 +1,173 @@
+"""The speculators-format `config.json` of an MTP head, typed.
+
+An MTP head is one decoder layer of its verifier's own kind, fed with the next token's embedding
+beside the verifier's last state. Verifiers with one: Qwen3-Next and Qwen3.5, and their MoE forms.
+Field names and meaning are those of speculators 0.9.0. Light: no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from speculators_core.config import (
+    SPECULATORS_VERSION,
+    DecoderConfig,
+    Speculators,
+    parse_config,
+)
+
+SHARED = frozenset({"embed_tokens.weight", "lm_head.weight"})
+"""Tensors that the head borrows from its verifier, and never stores."""
+_PREFIX = "mtp_layers.0."
+_GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
+
+class MTPLayers(DecoderConfig):
+    """The verifier's text config, whose last full-attention layer is the pattern of the head's."""
+
+    model_type: Literal["qwen3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"]
+    intermediate_size: int | None = None
+    layer_types: list[str] | None = None
+    num_experts: int = 0
+    moe_intermediate_size: int | None = None
+    shared_expert_intermediate_size: int | None = None
+    decoder_sparse_step: int | None = None
+    mlp_only_layers: list[int] | None = None
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the head's MLP is a mixture of experts."""
+        if self.model_type != "qwen3_next":
+            return self.model_type == "qwen3_5_moe_text"
+        at = self._pattern
+        dense = at in (self.mlp_only_layers or ())
+        return (
+            not dense and self.num_experts > 0 and (at + 1) % (self.decoder_sparse_step or 1) == 0
+        )
+
+    @property
+    def _pattern(self) -> int:
+        kinds = self.layer_types or []
+        return max((i for i, kind in enumerate(kinds) if kind == "full_attention"), default=0)
+
+    @model_validator(mode="after")
+    def _sized(self) -> MTPLayers:
+        needed = ["intermediate_size"]
+        if self.has_experts:
+            needed = ["moe_intermediate_size", "shared_expert_intermediate_size", "num_experts"]
+        for name in needed:
+            if not getattr(self, name):
+                raise ValueError(f"{name} is missing")
+        return self
+
+
+class MTPConfig(BaseModel):
+    """`config.json` of an MTP speculator. Frozen; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    architectures: list[str] = ["MTPDraftModel"]
+    speculators_model_type: Literal["mtp"] = "mtp"
+    speculators_version: str = SPECULATORS_VERSION
+    num_nextn_predict_layers: Literal[1] = 1
+    tie_word_embeddings: Literal[False] = False
+    dtype: Literal["float32", "float16", "bfloat16"]
+    speculators_config: Speculators
+    transformer_layer_config: MTPLayers
+
+    @model_validator(mode="after")
+    def _consistent(self) -> MTPConfig:
+        if self.speculators_config.algorithm != self.speculators_model_type:
+            raise ValueError(f"speculators_config.algorithm is {self.algorithm!r}, not 'mtp'")
+        return self
+
+    @property
+    def algorithm(self) -> str:
+        return self.speculators_config.algorithm
+
+    @property
+    def speculative_tokens(self) -> int:
+        """The K that the file proposes."""
+        return self.speculators_config.proposal_methods[0].speculative_tokens
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.vocab_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self.transformer_layer_config.vocab_size
+
+    @property
+    def verifier_hidden_size(self) -> int:
+        return self.transformer_layer_config.hidden_size
+
+    def tensor_dtype(self, name: str) -> str:
+        """The dtype of one tensor of such a checkpoint, in torch's words."""
+        return self.dtype
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of all tensors of such a head, `SHARED` ones included."""
+        layers = self.transformer_layer_config
+        hidden = layers.hidden_size
+        inner: dict[str, tuple[int, ...]] = {
+            "input_proj.weight": (hidden, 2 * hidden),
+            **_attention_shapes(layers),
+            **(_experts_shapes(layers) if layers.has_experts else _mlp_shapes(layers)),
+        }
+        for name in ("hidden", "token", "input", "post_attention", "final"):
+            inner[f"{name}_layernorm.weight"] = (hidden,)
+        shared = dict.fromkeys(sorted(SHARED), (self.vocab_size, hidden))
+        return {**shared, **{f"{_PREFIX}{name}": shape for name, shape in inner.items()}}
+
+    @classmethod
+    def parse(cls, values: dict[str, Any], *, where: str) -> MTPConfig:
+        """A config from its JSON values, or a `CheckpointError` that names the first bad field."""
+        return parse_config(cls, values, where=where)
+
+    def to_json(self) -> str:
+        """The text of config.json, without nulls."""
+        return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
+
+
+def _attention_shapes(layers: MTPLayers) -> dict[str, tuple[int, ...]]:
+    hidden, head_dim = layers.hidden_size, layers.head_dim
+    heads, kv_heads = (
+        n * head_dim for n in (layers.num_attention_heads, layers.num_key_value_heads)
+    )
+    queries = 2 * heads if layers.model_type in _GATED else heads  # the second half is a gate
+    rows = {"q_proj": queries, "k_proj": kv_heads, "v_proj": kv_heads}
+    shapes: dict[str, tuple[int, ...]] = {
+        **{f"self_attn.{name}.weight": (n, hidden) for name, n in rows.items()},
+        "self_attn.o_proj.weight": (hidden, heads),
+        "self_attn.q_norm.weight": (head_dim,),
+        "self_attn.k_norm.weight": (head_dim,),
+    }
+    if layers.attention_bias:
+        shapes |= {f"self_attn.{n}.bias": (r,) for n, r in {**rows, "o_proj": hidden}.items()}
+    return shapes
+
+
+def _mlp_shapes(layers: MTPLayers, inner: int | None = None) -> dict[str, tuple[int, ...]]:
+    hidden = layers.hidden_size
+    inner = inner or layers.intermediate_size or 0
+    return {
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+
+
+def _experts_shapes(layers: MTPLayers) -> dict[str, tuple[int, ...]]:
+    hidden, inner = layers.hidden_size, layers.moe_intermediate_size or 0
+    shared = _mlp_shapes(layers, layers.shared_expert_intermediate_size)
+    return {
+        "mlp.gate.weight": (layers.num_experts, hidden),
+        "mlp.experts.gate_up_proj": (layers.num_experts, 2 * inner, hidden),
+        "mlp.experts.down_proj": (layers.num_experts, hidden, inner),
+        "mlp.shared_expert_gate.weight": (1, hidden),
+        **{name.replace("mlp.", "mlp.shared_expert."): shape for name, shape in shared.items()},
+    }
