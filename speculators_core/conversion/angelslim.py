@@ -4,7 +4,7 @@ count outputs (`aux_hidden_states_layer_ids`; FORMATS 4.6 and 5.1). Light: no to
 
 from __future__ import annotations
 
-from speculators_core.conversion.aux_layers import IDS, Convention, StatedIds, read_ids
+from speculators_core.conversion.aux_layers import IDS, StatedIds, read_ids
 from speculators_core.conversion.naming import is_draft
 from speculators_core.conversion.plain import Said, plan_plain
 from speculators_core.conversion.plan import Plan
@@ -35,6 +35,7 @@ class AngelSlim:
 def _ids(source: Source) -> StatedIds:
     """AngelSlim's own list, unless the one that someone added for vLLM says something else."""
     outputs, after = (read_ids(source.config, field, source) for field in (_IDS, IDS))
-    agree = outputs is None or after is None or [k + 1 for k in outputs] == after
-    convention: Convention | None = "output" if agree and outputs is not None else None
-    return StatedIds(outputs or after, convention, "AngelSlim")
+    if outputs is None:
+        return StatedIds(after)
+    disputed = after is not None and [k + 1 for k in outputs] != after
+    return StatedIds(outputs, "output", "AngelSlim", disputed)

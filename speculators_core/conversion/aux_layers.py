@@ -32,12 +32,14 @@ _MEANING = {
 @dataclass(frozen=True)
 class StatedIds:
     """The ids that a file names, None where it names none; what its layout means by them, None
-    where it defines nothing; `who`, whose definition that is.
+    where it defines nothing; `who`, whose definition that is; `disputed`, that the file names
+    other ids in another place.
     """
 
     ids: list[int] | None = None
     convention: Convention | None = None
     who: str = "the layout"
+    disputed: bool = False
 
 
 def read_ids(block: dict[str, Any], field: str, source: Source) -> list[int] | None:
@@ -100,6 +102,8 @@ def weigh(
 ) -> tuple[Convention | None, str]:
     """The reading that the evidence settles and why; None where it is missing or contradicts."""
     layers = verifier.num_hidden_layers if verifier else None
+    if stated.disputed:
+        return None, ""
     if layers is not None and max(ids) == layers:
         return "after", f"id {layers} of a verifier of {layers} layers exists only as a state after"
     usual = _usual(layers)
