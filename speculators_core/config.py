@@ -212,12 +212,19 @@ class Eagle3Config(BaseModel):
     def load(cls, directory: Path) -> Eagle3Config:
         """Read DIR/config.json. Raises `CheckpointError` that names the first bad field."""
         values = read_json(directory / "config.json")
-        if "speculators_model_type" not in values:
+        kind = values.get("speculators_model_type")
+        if kind is None and values.get("architectures") != ["EagleLlamaForCausalLM"]:
             raise CheckpointError(
                 "this is not a speculators-format checkpoint: "
                 "config.json has no speculators_model_type",
                 where=str(directory / "config.json"),
                 hint="convert it first: speclab convert CHECKPOINT --verifier V --output DIR",
+            )
+        if kind != "eagle3":
+            raise CheckpointError(
+                f"this is no EAGLE-3 draft but one of type {kind or 'eagle'!r}",
+                where=str(directory / "config.json"),
+                hint="only EAGLE-3 drafts are trained and run here; serve this one with vLLM",
             )
         return cls.parse(values, where=str(directory / "config.json"))
 

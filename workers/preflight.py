@@ -12,11 +12,19 @@ from pathlib import Path
 import psutil
 
 from speculators_core.config import Eagle3Config
-from speculators_core.errors import CheckpointError, PairingError, Unavailable
+from speculators_core.conversion.source import open_source
+from speculators_core.errors import CheckpointError, InputError, PairingError, Unavailable
+from speculators_core.models.dflash_config import DFlashConfig
+from speculators_core.models.draft_config import Draft, read_draft_config
+from speculators_core.models.mtp_config import MTPConfig
 from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 from speculators_core.params import DeployParams
+from speculators_core.precision import all_finite
 
 NGRAM_TOKENS = 3  # K of the n-gram drafter, which has no config to say it
+MTP_TOKENS = 3  # K of an MTP head inside its verifier, whose config does not say it either
+_REFERENCE = ("ngram", "eagle3")  # what the reference engine drafts with
+_LENT = frozenset({"embed_tokens.weight", "lm_head.weight"})  # by the verifier, where not stored
 _VLLM_AUX = 3  # vLLM's Llama draft counts no other number of aux states
 _PROCESS_BYTES = 2 * 2**30  # interpreter, libraries and activations of a server
 _MOST_KV_BYTES = 4 * 2**30  # beyond one full request, on a CPU
@@ -24,10 +32,10 @@ _MOST_KV_BYTES = 4 * 2**30  # beyond one full request, on a CPU
 
 @dataclass(frozen=True)
 class Examined:
-    """Inputs that fit each other."""
+    """Inputs that fit each other. `method` is what vLLM calls the way of drafting."""
 
     verifier: VerifierFacts
-    speculator: Eagle3Config | None
+    method: str
     speculative_tokens: int
     kv_cache_bytes: int
     notes: tuple[str, ...]
@@ -38,28 +46,56 @@ def examine(params: DeployParams) -> Examined:
     verifier = read_verifier(params.verifier)
     weights = _weights(Path(params.verifier), "verifier")
     _context(params, verifier)
-    notes: list[str] = []
-    speculator = None
-    if params.speculator:
-        speculator = Eagle3Config.load(Path(params.speculator))
+    method, proposed = "ngram", NGRAM_TOKENS
+    if params.speculator and is_own_head(params):
+        method, proposed = "mtp", MTP_TOKENS
+    elif params.speculator:
+        speculator = read_draft_config(Path(params.speculator))
         weights += _weights(Path(params.speculator), "speculator")
         fits(speculator, verifier, params.speculator)
         _sound(Path(params.speculator), speculator)
-    tokens = params.speculative_tokens or (
-        speculator.speculative_tokens if speculator else NGRAM_TOKENS
-    )
-    if speculator and tokens > speculator.speculative_tokens:
+        method, proposed = speculator.algorithm, speculator.speculative_tokens
+    _engine(params, method)
+    tokens = params.speculative_tokens or proposed
+    notes: list[str] = []
+    if method not in ("ngram", "mtp") and tokens > proposed:
         notes.append(
-            f"K = {tokens}, but the speculator proposes {speculator.speculative_tokens}: "
+            f"K = {tokens}, but the speculator proposes {proposed}: "
             "later positions were never trained"
         )
     kv_cache = kv_cache_bytes(params, verifier)
     _memory(weights, kv_cache)
-    return Examined(verifier, speculator, tokens, kv_cache, tuple(notes))
+    return Examined(verifier, method, tokens, kv_cache, tuple(notes))
 
 
-def fits(speculator: Eagle3Config, verifier: VerifierFacts, where: str) -> None:
-    """Raise `PairingError` unless the draft was made for a verifier of these numbers."""
+def is_own_head(params: DeployParams) -> bool:
+    """Whether the verifier is to draft with the MTP head among its own weights: it is named as the
+    speculator too. Raises `CheckpointError` where it has none.
+    """
+    if Path(str(params.speculator)).resolve() != Path(params.verifier).resolve():
+        return False
+    if not any(name.startswith("mtp.") for name in open_source(params.verifier).tensors):
+        raise CheckpointError(
+            "verifier and speculator are the same model, and it has no MTP head (no mtp.* tensors)",
+            where=params.verifier,
+            hint="choose a speculator, or leave it empty for the n-gram drafter",
+        )
+    return True
+
+
+def _engine(params: DeployParams, method: str) -> None:
+    if params.engine == "reference" and method not in _REFERENCE:
+        raise InputError(
+            f"the reference engine drafts with EAGLE-3 and n-grams, this speculator with {method}",
+            where="engine",
+            hint="deploy it with vLLM",
+        )
+
+
+def fits(speculator: Draft, verifier: VerifierFacts, where: str) -> None:
+    """Raise `PairingError` unless the draft was made for a verifier of these numbers, and is served
+    as a model of its own.
+    """
     pairs = (
         ("vocabulary", speculator.vocab_size, verifier.vocab_size),
         ("hidden size", speculator.verifier_hidden_size, verifier.hidden_size),
@@ -72,23 +108,57 @@ def fits(speculator: Eagle3Config, verifier: VerifierFacts, where: str) -> None:
                 where=where,
                 hint="choose the verifier that it was trained for",
             )
+    if isinstance(speculator, MTPConfig):
+        raise PairingError(
+            "an MTP head is served inside its verifier, not beside it",
+            where=where,
+            hint="speclab stitch-mtp SPECULATOR --verifier V --output DIR, then deploy DIR as "
+            "verifier and as speculator",
+        )
+    if isinstance(speculator, Eagle3Config):
+        _eagle3_fits(speculator, verifier, where)
+    elif isinstance(speculator, DFlashConfig):
+        _dflash_fits(speculator, verifier, where)
+
+
+def _eagle3_fits(speculator: Eagle3Config, verifier: VerifierFacts, where: str) -> None:
+    field = f"{where}/config.json: eagle_aux_hidden_state_layer_ids"
     ids = speculator.eagle_aux_hidden_state_layer_ids
     if ids is None:
         raise PairingError(
             "the speculator does not say which verifier states it was trained on",
-            where=f"{where}/config.json: eagle_aux_hidden_state_layer_ids",
+            where=field,
             hint="convert it again with --aux-layers",
         )
-    if ids[0] < 0 or ids[-1] > verifier.num_hidden_layers:
-        raise PairingError(
-            f"aux layer ids {ids} are not all within 0..{verifier.num_hidden_layers}",
-            where=f"{where}/config.json: eagle_aux_hidden_state_layer_ids",
-            hint="choose the verifier that it was trained for",
-        )
+    _within(ids, verifier, field)
     if len(ids) != _VLLM_AUX:
         raise PairingError(
             f"the speculator reads {len(ids)} verifier states; servers support {_VLLM_AUX}",
-            where=f"{where}/config.json: eagle_aux_hidden_state_layer_ids",
+            where=field,
+        )
+
+
+def _dflash_fits(speculator: DFlashConfig, verifier: VerifierFacts, where: str) -> None:
+    _within(
+        speculator.aux_hidden_state_layer_ids,
+        verifier,
+        f"{where}/config.json: aux_hidden_state_layer_ids",
+    )
+    if speculator.mixes_attention:
+        raise PairingError(
+            "the speculator mixes sliding and full attention; vLLM 0.32 takes the layers of such a "
+            "file to be causal all, so it would accept next to nothing",
+            where=f"{where}/config.json: layer_types",
+            hint="serve the checkpoint that it was converted from with vLLM itself",
+        )
+
+
+def _within(ids: list[int], verifier: VerifierFacts, field: str) -> None:
+    if ids[0] < 0 or ids[-1] > verifier.num_hidden_layers:
+        raise PairingError(
+            f"aux layer ids {ids} are not all within 0..{verifier.num_hidden_layers}",
+            where=field,
+            hint="choose the verifier that it was trained for",
         )
 
 
@@ -122,15 +192,34 @@ def _context(params: DeployParams, verifier: VerifierFacts) -> None:
         )
 
 
-def _sound(directory: Path, config: Eagle3Config) -> None:
-    """Names, shapes, finiteness and vocabulary map of every tensor."""
-    import torch
+def _sound(directory: Path, config: Draft) -> None:
+    """Names, shapes and finiteness of every tensor; of an EAGLE-3 draft the vocabulary map too."""
+    if isinstance(config, Eagle3Config):
+        import torch
 
-    from speculators_core.checkpoint import load_speculator
+        from speculators_core.checkpoint import load_speculator
 
-    # a file may leave the embedding to the verifier; its values are not looked at here
-    shared = torch.zeros(1, 1).expand(config.vocab_size, config.hidden_size)
-    load_speculator(directory, embedding=shared)
+        # a file may leave the embedding to the verifier; its values are not looked at here
+        shared = torch.zeros(1, 1).expand(config.vocab_size, config.hidden_size)
+        load_speculator(directory, embedding=shared)
+        return
+    source, shapes = open_source(directory), config.tensor_shapes()
+    for name in sorted(shapes.keys() ^ source.tensors.keys()):
+        if name not in _LENT:
+            raise _unsound(directory, name, "missing" if name in shapes else "one too many")
+    for name, info in source.tensors.items():
+        if info.shape != shapes[name]:
+            raise _unsound(directory, name, f"{list(info.shape)}, expected {list(shapes[name])}")
+        if not all(all_finite(piece, info.dtype) for piece in source.pieces(name)):
+            raise _unsound(directory, name, "not finite: it holds NaN or infinity")
+
+
+def _unsound(directory: Path, name: str, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"tensor {name} is {why}",
+        where=f"{directory}: {name}",
+        hint="convert the checkpoint again, or ask where it came from",
+    )
 
 
 def _memory(weights: int, kv_cache: int) -> None:

@@ -97,12 +97,13 @@ def arguments(
 
 
 def speculative_config(params: DeployParams, examined: Examined) -> dict[str, Any]:
-    """The value of --speculative-config."""
-    tokens = examined.speculative_tokens
-    if params.speculator is None:
-        lookup = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
-        return {"method": "ngram", "num_speculative_tokens": tokens, **lookup}
-    return {"method": "eagle3", "model": params.speculator, "num_speculative_tokens": tokens}
+    """The value of --speculative-config: the method is said, never left to vLLM's guess from the
+    path (an MTP head is among the weights of the verifier, so no model is named).
+    """
+    values = {"method": examined.method, "num_speculative_tokens": examined.speculative_tokens}
+    if examined.method == "ngram":
+        return {**values, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    return values if examined.method == "mtp" else {**values, "model": params.speculator}
 
 
 def environment(machine: Machine, cache: Path) -> dict[str, str]:

@@ -56,10 +56,10 @@ def _from_config(flags: Flags) -> Flags:
     speculator = flags.get("speculator")
     if "verifier" in flags or not isinstance(speculator, str):
         return {}
-    from speculators_core.config import Eagle3Config
+    from speculators_core.models.draft_config import read_draft_config, verifier_of
 
-    config = Eagle3Config.load(Path(path_of(speculator, "speculator")))
-    return {"verifier": config.speculators_config.verifier.name_or_path}
+    named = verifier_of(read_draft_config(Path(path_of(speculator, "speculator"))))
+    return {"verifier": named} if named else {}
 
 
 def _announce(line: bytes, as_json: bool) -> None:

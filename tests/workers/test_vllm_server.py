@@ -134,7 +134,7 @@ def test_a_missing_verifier_is_named(tmp_path: Path) -> None:
 
 
 def test_the_verifier_taken_for_its_draft_is_refused(pair) -> None:
-    with pytest.raises(CheckpointError, match="not a speculators-format"):
+    with pytest.raises(CheckpointError, match="the same model"):
         preflight.examine(params(pair, speculator=str(pair[0])))
 
 
