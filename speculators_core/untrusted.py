@@ -83,18 +83,39 @@ def parse_json(text: bytes) -> Any:
 
 
 def check_links(directory: Path, roots: Sequence[Path]) -> None:
-    """Raise `Forbidden` where the directory, or an entry of it, resolves to outside `roots`.
+    """Raise `Forbidden` where an entry of the directory is a link that leads to outside the
+    directory and all `roots` (resolved paths), or to something hidden in one of them.
 
-    The directory's own content is always inside; `roots` are resolved paths.
+    Whether the directory itself may be read is for whoever named it to say.
     """
     real = Path(os.path.realpath(directory))
-    allowed = [real, *roots]
-    if not _inside(real, roots):
-        raise _outside(directory, real, roots)
-    for entry in _links(real):
-        target = Path(os.path.realpath(entry))
-        if not _inside(target, allowed):
-            raise _outside(entry, target, roots)
+    for entry, target in links(real):
+        if not any(within(target, root) for root in (real, *roots)):
+            raise Forbidden(
+                f"{entry.name} is a link to {str(target)!r}, which may not be read from here",
+                where=str(entry),
+                hint="allowed: " + ", ".join(map(str, roots)),
+            )
+
+
+def links(directory: Path) -> Iterator[tuple[Path, Path]]:
+    """The symbolic links directly in a directory (nothing deeper is ever read) and where they
+    lead. None where it is no directory, which reading it will say better.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    yield Path(entry.path), Path(os.path.realpath(entry.path))
+    except OSError:
+        return
+
+
+def within(real: Path, root: Path) -> bool:
+    """Whether a resolved path lies below a root, and not in anything hidden there."""
+    if not real.is_relative_to(root):
+        return False
+    return not any(part.startswith(".") for part in real.relative_to(root).parts)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -119,22 +140,3 @@ def _children(value: Any) -> Sequence[Any]:
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else ()
-
-
-def _links(directory: Path) -> Iterator[Path]:
-    """Symbolic links directly in a directory: nothing deeper is ever read."""
-    with os.scandir(directory) as entries:
-        yield from (Path(entry.path) for entry in entries if entry.is_symlink())
-
-
-def _inside(real: Path, roots: Sequence[Path]) -> bool:
-    return any(real.is_relative_to(root) for root in roots)
-
-
-def _outside(path: Path, target: Path, roots: Sequence[Path]) -> Forbidden:
-    leads = "" if path == target else f" leads to {target}, which"
-    return Forbidden(
-        f"{path.name}{leads} is not in a directory that may be read",
-        where=str(path),
-        hint="allowed: " + ", ".join(map(str, roots)),
-    )

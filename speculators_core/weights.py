@@ -19,6 +19,7 @@ from speculators_core.precision import CODES, SIZES, Raw, all_finite
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_NAME = 255  # bytes; no file system takes more
 
 
 def weight_files(directory: Path, single: str = SINGLE) -> dict[Path, set[str]]:
@@ -35,7 +36,7 @@ def weight_files(directory: Path, single: str = SINGLE) -> dict[Path, set[str]]:
         raise CheckpointError("the index names no files", where=str(index))
     files: dict[Path, set[str]] = {}
     for tensor, name in sorted(names.items(), key=lambda item: str(item[1])):
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or Path(name).name != name or len(name.encode()) > _NAME:
             raise _not_here(name, index)
         files.setdefault(directory / name, set()).add(tensor)
     for file in files:

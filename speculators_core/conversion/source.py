@@ -62,10 +62,16 @@ class Source:
 
 def locate(checkpoint: str | Path) -> Path:
     """The directory of a checkpoint that is a path or a hub id (downloaded, weights and JSON)."""
-    path = Path(checkpoint).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(checkpoint).expanduser()
+        is_directory, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError) as error:  # a name too long, or ~user of nobody
+        raise NotFound(
+            f"the checkpoint can't be a path: {error}", where=str(checkpoint)[:200]
+        ) from error
+    if is_directory:
         return path
-    if path.exists():
+    if exists:
         raise CheckpointError(
             "the checkpoint is a file; a directory with config.json and weights is expected",
             where=str(path),

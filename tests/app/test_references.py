@@ -234,3 +234,30 @@ def test_forms_may_name_runs_hub_ids_and_names_but_only_paths_in_the_roots(
     ):
         with pytest.raises(Forbidden):
             references.check_params(kind, params)
+
+
+def test_a_directory_whose_files_are_links_to_elsewhere_may_not_be_named(user, tmp_path):
+    checkpoint, elsewhere = user / "checkpoint", tmp_path / "elsewhere.json"
+    checkpoint.mkdir()
+    elsewhere.write_text("{}")
+    (user / ".aws").mkdir()
+    (user / ".aws" / "credentials").touch()
+    (checkpoint / "real.json").write_text("{}")
+    (checkpoint / "inside.json").symlink_to("real.json")
+    assert references.check_path(checkpoint) == checkpoint.resolve()
+    for target in (elsewhere, user / ".aws/credentials", user / ".speclab/secret"):
+        (checkpoint / "config.json").unlink(missing_ok=True)
+        (checkpoint / "config.json").symlink_to(target)
+        with pytest.raises(Forbidden, match=r"config\.json is a link"):
+            references.check_path(checkpoint)
+        with pytest.raises(Forbidden):
+            references.check_params(JobKind.CONVERT, {"checkpoint": str(checkpoint)})
+
+
+def test_the_hub_cache_links_within_itself(user):
+    model = user / ".cache" / "huggingface" / "hub" / "models--a--b"
+    for place in (model / "blobs", model / "snapshots" / "0"):
+        place.mkdir(parents=True)
+    (model / "blobs" / "abc").write_text("{}")
+    (model / "snapshots/0/config.json").symlink_to("../../blobs/abc")
+    assert references.check_path(model / "snapshots/0").name == "0"
