@@ -96,11 +96,11 @@ def _put_layers(fields: Fields, config: Mapping[str, Any]) -> None:
     for name, value in config.items():
         if name not in _OURS and value is not None:
             fields.put(name, value, "checkpoint")
-    rope, partial = config.get("rope_parameters"), config.get("partial_rotary_factor")
-    if rope is None and partial is not None and config.get("rope_theta") is not None:
-        scaling = dict(config.get("rope_scaling") or {})
-        scaling.setdefault("partial_rotary_factor", partial)
-        fields.put("rope_scaling", scaling, "checkpoint")
+    partial = config.get("partial_rotary_factor")
+    if partial is not None:  # transformers 5 keeps it with the base, transformers 4 beside it
+        block = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+        rope = {"partial_rotary_factor": partial, **(config.get(block) or {})}
+        fields.put(block, rope, "checkpoint")
 
 
 def _config(fields: Fields, verifier: Mapping[str, Any], source: Source) -> MTPConfig:

@@ -31,7 +31,7 @@ class MTPLayers(DecoderConfig):
     model_type: Literal["qwen3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"]
     intermediate_size: int | None = None
     layer_types: list[str] | None = None
-    num_experts: int = 0
+    num_experts: int | None = None
     moe_intermediate_size: int | None = None
     shared_expert_intermediate_size: int | None = None
     decoder_sparse_step: int | None = None
@@ -162,12 +162,16 @@ def _mlp_shapes(layers: MTPLayers, inner: int | None = None) -> dict[str, tuple[
 
 
 def _experts_shapes(layers: MTPLayers) -> dict[str, tuple[int, ...]]:
-    hidden, inner = layers.hidden_size, layers.moe_intermediate_size or 0
+    hidden, inner, experts = (
+        layers.hidden_size,
+        layers.moe_intermediate_size or 0,
+        layers.num_experts or 0,
+    )
     shared = _mlp_shapes(layers, layers.shared_expert_intermediate_size)
     return {
-        "mlp.gate.weight": (layers.num_experts, hidden),
-        "mlp.experts.gate_up_proj": (layers.num_experts, 2 * inner, hidden),
-        "mlp.experts.down_proj": (layers.num_experts, hidden, inner),
+        "mlp.gate.weight": (experts, hidden),
+        "mlp.experts.gate_up_proj": (experts, 2 * inner, hidden),
+        "mlp.experts.down_proj": (experts, hidden, inner),
         "mlp.shared_expert_gate.weight": (1, hidden),
         **{name.replace("mlp.", "mlp.shared_expert."): shape for name, shape in shared.items()},
     }

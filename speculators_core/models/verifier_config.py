@@ -68,7 +68,7 @@ def read_verifier(path: str | Path) -> VerifierFacts:
         hidden_size=hidden,
         num_hidden_layers=_integer(values, "num_hidden_layers", directory),
         vocab_size=_integer(values, "vocab_size", directory),
-        intermediate_size=_integer(values, "intermediate_size", directory),
+        intermediate_size=_integer(values, _inner(values), directory),
         num_attention_heads=heads,
         num_key_value_heads=values.get("num_key_value_heads") or heads,
         head_dim=values.get("head_dim") or hidden // heads,
@@ -95,6 +95,12 @@ def tokenizer_fingerprint(directory: Path) -> str | None:
             while piece := content.read(1 << 20):
                 digest.update(piece)
     return digest.hexdigest() if found else None
+
+
+def _inner(values: dict[str, Any]) -> str:
+    """The field of the MLP's width; a mixture of experts may have that of one expert alone."""
+    fields = ("intermediate_size", "moe_intermediate_size")
+    return next((name for name in fields if values.get(name) is not None), fields[0])
 
 
 def _integer(values: dict[str, Any], field: str, directory: Path) -> int:
