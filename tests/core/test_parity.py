@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
+import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from speculators_core.checkpoint import load_speculator, save_speculator
 from speculators_core.conversion.convert import convert
 from speculators_core.params import ConvertParams
 from tests import tiny
+from tests.core import layouts
+from tests.core.layouts import AFTER, OUTPUT, Shape
 
 speculators = pytest.importorskip(
     "speculators", reason="speculators 0.9.0 is not installed: pip install speculators==0.9.0"
@@ -114,31 +118,145 @@ def test_a_whole_vocabulary_head_arrives_untied(tmp_path, tiny_verifier):
     assert torch.equal(theirs.lm_head.weight, load_speculator(directory).lm_head.weight)
 
 
-RESEARCH = {
-    "pickle": {},
-    "safetensors": {"safetensors": True},
-    "layers.0": {"prefix": "layers.0."},
-    "own embedding": {"embedding": True},
-    "whole vocabulary": {"draft_vocab": tiny.VOCAB},
-    "no dtype": {"config_changes": {"torch_dtype": None}},
-    "bfloat16": {"config_changes": {"torch_dtype": "bfloat16"}},
-}
+def shapes(count, **fixed):
+    """`count` different drafts: sizes, heads, layers, precision and map vary with the number."""
+    for i in range(count):
+        rng = random.Random(i)
+        heads = rng.choice([2, 4])
+        yield Shape(
+            **{
+                "hidden": (hidden := rng.choice([16, 32, 48])),
+                "wide": hidden,
+                "heads": heads,
+                "kv_heads": rng.choice([1, heads // 2, heads]),
+                "head_dim": rng.choice([8, 16]),
+                "inner": rng.choice([24, 64]),
+                "vocab": 96,
+                "draft_vocab": rng.choice([16, 40, 96]),
+                "dtype": ("float32", "float16", "bfloat16")[i % 3],
+                "rope_theta": rng.choice([1e4, 5e5, 1e6]),
+                "context": rng.choice([128, 512]),
+                **fixed,
+            }
+        )
 
 
-@pytest.mark.parametrize("variant", RESEARCH.values(), ids=RESEARCH.keys())
-def test_a_research_checkpoint_becomes_what_their_converter_writes(
-    tmp_path, tiny_verifier, variant
-):
-    research = tiny.build_research(tmp_path / "research", tiny_verifier, **variant)
-    convert_model(str(research), str(tiny_verifier), "eagle3", output_path=str(tmp_path / "theirs"))
-    convert(params(research, tiny_verifier), tmp_path / "ours")
-    theirs = load_file(tmp_path / "theirs" / "model.safetensors")
-    ours = load_file(tmp_path / "ours" / "model.safetensors")
+def converted_by_both(tmp_path, source, shape, **how):
+    """The directories that they and we make of one checkpoint; the ids as they must be told."""
+    verifier = layouts.verifier(tmp_path / "v", shape)
+    ids = how.pop("ids", None)
+    told = {"eagle_aux_hidden_state_layer_ids": ids} if ids else {}
+    convert_model(
+        str(source), str(verifier), "eagle3", output_path=str(tmp_path / "theirs"), **told
+    )
+    convert(params(source, verifier, **how), tmp_path / "ours")
+    return tmp_path / "ours", tmp_path / "theirs"
+
+
+def assert_equal_tensors(ours, theirs):
+    ours, theirs = (load_file(d / "model.safetensors") for d in (ours, theirs))
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert ours[name].dtype == tensor.dtype, name
         assert torch.equal(ours[name], tensor), name
-    assert_equal_configs(tmp_path / "ours", tmp_path / "theirs")
+
+
+def sweep_converted(
+    tmp_path, make, count=20, *, fixed=None, embedding=None, form="safetensors", **how
+):
+    """Convert `count` checkpoints of one layout with both, and compare tensors and config."""
+    ids = how.get("ids")
+    for i, shape in enumerate(shapes(count, **(fixed or {}))):
+        carried = bool(i % 2) if embedding is None else embedding
+        draft = layouts.weights(shape, i, embedding=carried)
+        place = tmp_path / str(i)
+        source = make(place / "source", shape, draft, form=form, **how)
+        both = converted_by_both(place, source, shape, ids=[k + 1 for k in ids] if ids else None)
+        assert_equal_tensors(*both)
+        assert_equal_configs(*both)
+
+
+def test_twenty_research_checkpoints_become_what_their_converter_writes(tmp_path):
+    sweep_converted(tmp_path / "midlayer", layouts.research)
+    sweep_converted(tmp_path / "layers", layouts.research, count=3, prefix="layers.0.")
+    sweep_converted(tmp_path / "bin", layouts.research, count=1, form="bin")
+
+
+def test_twenty_specforge_exports_become_what_their_converter_writes(tmp_path):
+    """Told the aux layers, which it does not look for, and without `fc_norm`, which it drops."""
+    sweep_converted(tmp_path, layouts.specforge, ids=OUTPUT)
+
+
+def test_twenty_angelslim_drafts_become_what_their_converter_writes(tmp_path):
+    sweep_converted(tmp_path, layouts.angelslim, ids=OUTPUT, embedding=True)
+
+
+def test_twenty_model_optimizer_exports_become_what_their_converter_writes(tmp_path):
+    """With a whole vocabulary: of a reduced one it drops the map. YaRN on every one."""
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+    fixed = {"draft_vocab": 96}
+    sweep_converted(tmp_path, layouts.model_optimizer, fixed=fixed, ids=OUTPUT, rope_scaling=yarn)
+
+
+@pytest.mark.parametrize("version", ["0.1.0.dev14", "0.3.0", "0.5.0", "0.9.0"])
+def test_twenty_drafts_of_a_version_load_there_as_their_conversions_do(tmp_path, version):
+    for i, shape in enumerate(shapes(20)):
+        shape = replace(shape, layers=1 + i % 3)
+        verifier = layouts.verifier(tmp_path / f"v{i}", shape, ends=True)
+        source = layouts.speculators(
+            tmp_path / f"s{i}",
+            shape,
+            layouts.weights(shape, i, embedding=True),
+            version=version,
+            ids=AFTER,
+            name=str(verifier),
+            norm_before_residual=i % 2 == 0,
+        )
+        convert(params(source, verifier, aux_layers=tuple(AFTER)), tmp_path / f"o{i}")
+        assert_load_alike(tmp_path / f"o{i}", source)
+
+
+def test_twenty_files_made_for_vllm_load_there_as_their_conversions_do(tmp_path):
+    """With a whole vocabulary: without `t2d` they load a reduced one with a map of zeros. And
+    without the nulls that it copies from an export, which their loader refuses.
+    """
+    for i, shape in enumerate(shapes(20, draft_vocab=96)):
+        verifier = layouts.verifier(tmp_path / f"v{i}", shape, ends=True)
+        draft = layouts.weights(shape, i)
+        source = layouts.made_for_vllm(
+            tmp_path / f"s{i}", shape, draft, name=str(verifier), layer={}
+        )
+        asked = params(source, verifier, aux_layers=tuple(AFTER), norm_before_residual=True)
+        convert(asked, tmp_path / f"o{i}")
+        assert_load_alike(tmp_path / f"o{i}", source, without="embed_tokens.weight")
+
+
+def assert_load_alike(ours, source, without=None):
+    """Their loader makes the same model of our conversion as of the file itself."""
+    mine, original = (load_there(d) for d in (ours, source))
+    ids = original.config.eagle_aux_hidden_state_layer_ids
+    assert mine.config.eagle_aux_hidden_state_layer_ids == (ids or AFTER)
+    for name in ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm",
+                 "norm_output", "target_hidden_size"):  # fmt: skip
+        stated = getattr(original.config, name)
+        hidden = original.config.transformer_layer_config.hidden_size
+        assert (getattr(mine.config, name) or hidden) == (stated or hidden), name
+    layer, theirs = (m.config.transformer_layer_config for m in (mine, original))
+    for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+                 "head_dim", "num_hidden_layers", "rms_norm_eps", "vocab_size", "hidden_act",
+                 "max_position_embeddings", "rope_parameters"):  # fmt: skip
+        assert getattr(layer, name) == getattr(theirs, name), name
+    tensors = original.state_dict()
+    assert mine.state_dict().keys() == tensors.keys()
+    saved = {n for n in tensors if not n.startswith("verifier_")} - {without}
+    for name in saved:
+        assert torch.equal(mine.state_dict()[name], tensors[name]), name
+
+
+def load_there(directory):
+    config = Eagle3SpeculatorConfig.from_pretrained(directory)
+    config.transformer_layer_config._attn_implementation = "eager"
+    return Eagle3DraftModel.from_pretrained(directory, config=config)
 
 
 def params(research, verifier, **more):

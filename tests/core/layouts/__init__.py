@@ -47,8 +47,10 @@ class Shape:
     context: int = 512
 
 
-def verifier(directory: Path, shape: Shape, **changes: Any) -> Path:
-    """A verifier that is known by its config alone: its weights are not at hand."""
+def verifier(directory: Path, shape: Shape, *, ends: bool = False, **changes: Any) -> Path:
+    """A verifier that is known by its config alone: its weights are not at hand, or with `ends`
+    only those before the first and after the last layer.
+    """
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -64,6 +66,10 @@ def verifier(directory: Path, shape: Shape, **changes: Any) -> Path:
     } | changes
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
+    if ends:
+        table = torch.ones(shape.vocab, shape.wide)
+        tensors = {"model.embed_tokens.weight": table, "lm_head.weight": table.clone()}
+        _save(tensors | {"model.norm.weight": table[0].clone()}, directory / "model.safetensors")
     return directory
 
 
