@@ -15,6 +15,7 @@ from starlette.responses import FileResponse
 
 from app.auth import current_user
 from app.services import (
+    conversions,
     data_sets,
     demo,
     deployments,
@@ -79,6 +80,9 @@ class InspectRequest(BaseModel):
 
     checkpoint: str = Field(min_length=1, description="path or hub id")
     verifier: str | None = Field(None, description="path, hub id or registered name")
+    params: dict[str, Any] = Field(
+        {}, description="further parameters of its conversion: the plan as they settle it"
+    )
 
 
 class Artifact(BaseModel):
@@ -216,12 +220,30 @@ def list_speculators() -> list[SpeculatorView]:
     return speculators.list_speculators()
 
 
+@router.post("/speculators/{name}/allow", tags=["models"])
+def allow_speculator(name: str, user: User) -> SpeculatorView:
+    """Decide that it may be deployed in spite of open doubts or failed checks; it is recorded."""
+    return speculators.allow(name, user)
+
+
+@router.get("/speculators/{name}/report", tags=["models"], response_class=FileResponse)
+def get_conversion_report(name: str) -> FileResponse:
+    """What each tensor and field became, the doubts, and what was measured (JSON)."""
+    return _download(conversions.report_path(name), "application/json", f"{name}.report.json")
+
+
+@router.get("/speculators/{name}/card", tags=["models"], response_class=FileResponse)
+def get_card(name: str) -> FileResponse:
+    """The model card (Markdown)."""
+    return _download(conversions.card_path(name), "text/markdown; charset=utf-8", f"{name}.md")
+
+
 @router.post("/inspect", tags=["models"])
 def inspect_checkpoint(body: InspectRequest) -> dict[str, Any]:
     """Layout of a checkpoint, what every tensor would become, and what is doubtful."""
     asked = {"checkpoint": body.checkpoint, "verifier": body.verifier}
     references.check_params(JobKind.CONVERT, asked)
-    return references.inspect_checkpoint(body.checkpoint, body.verifier)
+    return references.inspect_checkpoint(body.checkpoint, body.verifier, body.params)
 
 
 @router.get("/data-sets", tags=["data"])
@@ -272,3 +294,10 @@ def start_demo(user: User) -> DemoView:
 def _artifacts(run_id: str) -> Path:
     runs.get(run_id)
     return (settings().run_dir(run_id) / "artifacts").resolve()
+
+
+def _download(file: Path, media_type: str, name: str) -> FileResponse:
+    """As a file to keep, so that no browser takes what it holds for a page."""
+    return FileResponse(
+        file, media_type=media_type, filename=name, content_disposition_type="attachment"
+    )

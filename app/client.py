@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -115,6 +116,11 @@ class Client:
     def speculators(self) -> list[SpeculatorView]:
         return [SpeculatorView.model_validate(row) for row in self._ask("GET", "/api/speculators")]
 
+    def allow(self, speculator: str) -> SpeculatorView:
+        """Decide that it may be deployed in spite of what its conversion left open."""
+        path = f"/api/speculators/{quote(speculator, safe='')}/allow"
+        return SpeculatorView.model_validate(self._ask("POST", path))
+
     def data_sets(self) -> list[DataSetView]:
         return [DataSetView.model_validate(row) for row in self._ask("GET", "/api/data-sets")]
 
@@ -131,8 +137,11 @@ class Client:
     def start_demo(self) -> DemoView:
         return DemoView.model_validate(self._ask("POST", "/api/demo"))
 
-    def inspect(self, checkpoint: str, verifier: str | None = None) -> dict[str, Any]:
-        body = {"checkpoint": checkpoint, "verifier": verifier}
+    def inspect(
+        self, checkpoint: str, verifier: str | None = None, params: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """`params` are further ones of its conversion: the plan as they settle it."""
+        body = {"checkpoint": checkpoint, "verifier": verifier, "params": dict(params or {})}
         return dict(self._ask("POST", "/api/inspect", json=body))
 
     def health(self) -> dict[str, Any]:

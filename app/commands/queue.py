@@ -1,4 +1,4 @@
-"""The lab's queue: `submit`, `runs`, `logs`, `cancel`.
+"""The lab's queue: `submit`, `runs`, `logs`, `cancel`; and `allow`, a decision for all.
 
 Over REST where SPECLAB_URL is set, else on the local store as its single user.
 """
@@ -20,7 +20,7 @@ from speculators_core.errors import NotFound
 from speculators_core.params import PARAMS_OF, JobKind
 
 if TYPE_CHECKING:
-    from app.services.views import LogChunk, Page, RunView
+    from app.services.views import LogChunk, Page, RunView, SpeculatorView
 
 _FOLLOW_S = 1.0
 _PATHS = ("verifier", "speculator", "data", "checkpoint", "source")
@@ -45,6 +45,7 @@ class Lab(Protocol):
     def run(self, run_id: str) -> RunView: ...
     def log(self, run_id: str, offset: int | None = None) -> LogChunk: ...
     def cancel(self, run_id: str) -> RunView: ...
+    def allow(self, speculator: str) -> SpeculatorView: ...
 
 
 class LocalLab:
@@ -52,7 +53,7 @@ class LocalLab:
 
     def __init__(self) -> None:
         from app.auth import LOCAL_USER
-        from app.services import runs
+        from app.services import runs, speculators
 
         if not settings().has_store:
             raise NotFound(
@@ -60,7 +61,7 @@ class LocalLab:
                 where=str(settings().home),
                 hint="start one: speclab up; or name another: SPECLAB_URL or SPECLAB_HOME",
             )
-        self._runs, self._user = runs, LOCAL_USER
+        self._runs, self._speculators, self._user = runs, speculators, LOCAL_USER
 
     def submit(
         self,
@@ -97,6 +98,9 @@ class LocalLab:
     def cancel(self, run_id: str) -> RunView:
         return self._runs.cancel(run_id, self._user)
 
+    def allow(self, speculator: str) -> SpeculatorView:
+        return self._speculators.allow(speculator, self._user)
+
 
 @contextmanager
 def lab() -> Iterator[Lab]:
@@ -121,6 +125,7 @@ def register(app: typer.Typer) -> None:
     app.command("runs")(_list)
     app.command("logs")(_logs)
     app.command("cancel")(_cancel)
+    app.command("allow")(_allow)
 
 
 def _submitter(kind: JobKind) -> Callable[..., None]:
@@ -233,6 +238,17 @@ def _cancel(
     with lab() as queue:
         seen = queue.cancel(run)
     emit(seen.model_dump(mode="json"), as_json, [f"{seen.id}  {seen.state.value}"])
+
+
+def _allow(
+    speculator: Annotated[str, typer.Argument(metavar="SPECULATOR", help="Registered name.")],
+    as_json: Json = False,
+) -> None:
+    """Decide that a speculator may be deployed in spite of open doubts or failed checks."""
+    with lab() as queue:
+        seen = queue.allow(speculator)
+    despite = "; ".join(seen.allowed_despite or ()) or "nothing: it was deployable"
+    emit(seen.model_dump(mode="json"), as_json, [f"{seen.name} may be deployed, despite {despite}"])
 
 
 def _absolute(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from app.store.engine import reading
 from app.store.models import DataSet, RunState, Speculator, VerifierModel
 from speculators_core.errors import Conflict, Forbidden, InputError, NotFound
 from speculators_core.params import JobKind
+from speculators_core.untrusted import check_links, links, within
 
 _REGISTRIES: dict[str, type[VerifierModel] | type[Speculator] | type[DataSet]] = {
     "verifier": VerifierModel,
@@ -85,18 +86,23 @@ def check_path(path: str | Path) -> Path:
     """The real path, if it lies, symlinks followed, in a root that pages may read.
 
     Roots: the user's home directory, SPECLAB_HOME, the hub cache and SPECLAB_ROOTS. Hidden files
-    in a root and Speclab's own files (store, secrets, broker) are refused.
+    in a root and Speclab's own files (store, secrets, broker) are refused; so is a directory with
+    a link out of the roots in it, whose target would be read in its place.
 
     Raises `Forbidden` or `NotFound`.
     """
     real = Path(os.path.realpath(_place(str(path))))
-    if _private(real) or not any(_within(real, root) for root in roots()):
+    if _private(real) or not any(within(real, root) for root in roots()):
         raise Forbidden(
             f"{str(path)!r} is not in a directory that pages may read",
             hint="allowed: " + ", ".join(str(root) for root in roots()),
         )
     if not real.exists():
         raise NotFound(f"there is no {str(path)!r}", hint="check the path")
+    check_links(real, roots())
+    for entry, target in links(real):
+        if _private(target):
+            raise Forbidden(f"{entry.name} is a link to Speclab's own files", where=str(entry))
     return real
 
 
@@ -110,12 +116,19 @@ def roots() -> list[Path]:
     return [Path(os.path.realpath(place.expanduser())) for place in places]
 
 
-def inspect_checkpoint(path: str, verifier: str | None = None) -> dict[str, Any]:
-    """What a checkpoint is, what each of its tensors would become, and what is doubtful."""
+def inspect_checkpoint(
+    path: str, verifier: str | None = None, settled: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What a checkpoint is, what each of its tensors would become, and what is doubtful.
+
+    `settled` are further parameters of its conversion. Raises `Forbidden` where a file of either
+    is a link out of `roots`.
+    """
     from speculators_core.conversion.inspect import inspect
 
     target = resolve(verifier, "verifier") if verifier else None
-    return inspect(resolve(path, "checkpoint"), target).model_dump(mode="json")
+    source = resolve(path, "checkpoint")
+    return inspect(source, target, roots=roots(), settled=settled).model_dump(mode="json")
 
 
 def _output(run_id: str, name: str) -> str:
@@ -190,12 +203,6 @@ def _each_reference(params: Mapping[str, Any], change: Callable[[str, str], str]
         return change(value, field) if isinstance(value, str) else value
 
     return {f: changed(v, f) if f in _REGISTRY_OF else v for f, v in params.items()}
-
-
-def _within(real: Path, root: Path) -> bool:
-    if not real.is_relative_to(root):
-        return False
-    return not any(part.startswith(".") for part in real.relative_to(root).parts)
 
 
 def _private(real: Path) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.orm import Session
 
+from app.services import speculators
 from app.services.fingerprint import fingerprint, run_references
 from app.services.logs import log, log_path
 from app.services.views import MetricView, Page, RunView
@@ -65,8 +66,10 @@ def submit(
     the same work by the same owner a moment ago, gives the run that is there already.
 
     Raises `InputError` (a parameter), `NotFound` (a run named), `Conflict` (a run that is needed
-    has ended without success; a key used for other work).
+    has ended without success; a key used for other work; a speculator that may not be deployed).
     """
+    if kind == JobKind.DEPLOY and isinstance(drafter := params.get("speculator"), str):
+        speculators.require_servable(drafter)
     with writing() as session:
         run = add(
             session,

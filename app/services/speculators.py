@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
 from app.services.names import place_for
 from app.services.views import SpeculatorView
 from app.store.engine import reading, writing
-from app.store.models import Speculator
-from speculators_core.config import Eagle3Config
-from speculators_core.errors import NotFound
+from app.store.models import Speculator, now
+from speculators_core.errors import Conflict, NotFound
+from speculators_core.models.draft_config import read_draft_config, verifier_of
+
+logger = logging.getLogger(__name__)
 
 
 def list_speculators(*, deployable_only: bool = False) -> list[SpeculatorView]:
-    """Newest first."""
+    """Newest first. `deployable_only`: also those that a person allowed."""
     query = select(Speculator).order_by(Speculator.created_at.desc())
+    if deployable_only:
+        query = query.where(or_(Speculator.deployable, Speculator.allowed_by.is_not(None)))
     with reading() as session:
-        rows = session.scalars(query.where(Speculator.deployable) if deployable_only else query)
+        rows = session.scalars(query)
         return [SpeculatorView.model_validate(row) for row in rows]
 
 
@@ -43,22 +49,28 @@ def register(
     verifier: str | None = None,
     deployable: bool = True,
     doubts: Sequence[Any] = (),
+    failed: Sequence[str] = (),
     run_id: str | None = None,
 ) -> SpeculatorView:
     """Read DIR/config.json and keep its facts; a name that is taken gets a number.
 
-    `verifier`: the lab's name or path of it (default: what the config says). Raises
-    `CheckpointError` where the directory is not in speculators format.
+    `verifier`: the lab's name or path of it (default: what the config says). `failed`: checks that
+    failed, in words. A decision to allow what was there before is forgotten. Raises
+    `CheckpointError` where the directory is neither in speculators format nor an EAGLE head.
     """
     directory = Path(path).resolve()
-    config = Eagle3Config.load(directory)
+    config = read_draft_config(directory)
     values = {
-        "verifier": verifier or config.speculators_config.verifier.name_or_path,
-        "algorithm": config.speculators_config.algorithm,
+        "verifier": verifier or verifier_of(config),
+        "algorithm": config.algorithm,
         "draft_vocab_size": config.draft_vocab_size,
         "speculative_tokens": config.speculative_tokens,
-        "deployable": deployable,
+        "deployable": deployable and config.algorithm != "mtp",  # served inside its verifier
         "doubts": list(doubts),
+        "failed": list(failed),
+        "allowed_by": None,
+        "allowed_at": None,
+        "allowed_despite": None,
         "run_id": run_id,
     }
     with writing() as session:
@@ -69,3 +81,45 @@ def register(
         session.add(row)
         session.flush()
         return SpeculatorView.model_validate(row)
+
+
+def allow(name: str, by: str) -> SpeculatorView:
+    """Record that a person deploys it in spite of what its conversion left open or saw fail.
+
+    Allowing twice changes nothing: the first decision stays. Raises `NotFound`, or `Conflict`
+    where no decision can help (`SpeculatorView.needed`).
+    """
+    seen = get(name)
+    if seen.servable:
+        return seen
+    if seen.needed:
+        raise Conflict(f"{seen.name} can't be served by anything as it is", hint=seen.needed)
+    with writing() as session:
+        row = session.get_one(Speculator, seen.id, with_for_update=True)
+        if row.allowed_by is None:
+            row.allowed_by, row.allowed_at = by, now()
+            row.allowed_despite = seen.obstacles
+            logger.info("%s allowed %s in spite of: %s", by, seen.name, "; ".join(seen.obstacles))
+        session.flush()
+        return SpeculatorView.model_validate(row)
+
+
+def require_servable(reference: str) -> None:
+    """Raise `Conflict` if this names (by name, directory or run) a registered speculator that its
+    conversion found not fit to be served and that nobody has allowed.
+    """
+    place = os.path.normpath(reference)  # the job asks again, with the real path
+    named = or_(Speculator.name == reference, Speculator.path == place)
+    if reference.startswith("run:"):
+        named = Speculator.run_id == reference.removeprefix("run:").partition("/")[0]
+    with reading() as session:
+        rows = session.scalars(select(Speculator).where(named)).all()
+        found = [SpeculatorView.model_validate(row) for row in rows]
+    for one in found:
+        if not one.servable:
+            raise Conflict(
+                f"{one.name} is not ready to be deployed: {'; '.join(one.obstacles)}",
+                hint=one.needed
+                or "convert it again with a choice that settles this, or decide to deploy it all "
+                f"the same: speclab allow {one.name}",
+            )

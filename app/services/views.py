@@ -172,6 +172,14 @@ class AcceptanceView(View):
         return self.accepted / self.drafted if self.drafted else None
 
 
+def _is_of_layers(doubt: Any) -> bool:
+    if not isinstance(doubt, dict):
+        return False
+    choices = doubt.get("choices") or ()
+    params = [choice.get("params") for choice in choices if isinstance(choice, dict)]
+    return any("aux_layers" in chosen for chosen in params if isinstance(chosen, dict))
+
+
 class VerifierView(View):
     id: str
     name: str
@@ -187,6 +195,9 @@ class VerifierView(View):
 
 
 class SpeculatorView(View):
+    """`deployable` is what its conversion found; `allowed_by`, `_at` and `_despite` are a person's
+    decision to deploy it all the same."""
+
     id: str
     name: str
     path: str
@@ -196,8 +207,38 @@ class SpeculatorView(View):
     speculative_tokens: int
     deployable: bool
     doubts: list[Any]
+    failed: list[str]
+    allowed_by: str | None
+    allowed_at: datetime | None
+    allowed_despite: list[str] | None
     run_id: str | None
     created_at: datetime
+
+    @property
+    def servable(self) -> bool:
+        """Whether it may be deployed."""
+        return self.deployable or self.allowed_by is not None
+
+    @property
+    def open_doubts(self) -> list[Any]:
+        """Those that neither a rule nor a person has settled."""
+        return [d for d in self.doubts if not isinstance(d, dict) or d.get("chosen") is None]
+
+    @property
+    def obstacles(self) -> list[str]:
+        """What its conversion left standing in the way of a deployment, in words."""
+        about = [d.get("about", d) if isinstance(d, dict) else d for d in self.open_doubts]
+        found = [f"{what} must be settled first" for what in about] + self.failed
+        return [] if self.deployable else found or [self.needed or "its conversion did not say why"]
+
+    @property
+    def needed(self) -> str | None:
+        """What has to be done before anything could serve it; None where a decision is enough."""
+        if self.algorithm == "mtp":
+            return "an MTP head is served inside its verifier: put it back there"
+        if any(_is_of_layers(doubt) for doubt in self.open_doubts):
+            return "convert it again with a choice of verifier states: nothing can serve it without"
+        return None
 
 
 class DataSetView(View):

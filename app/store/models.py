@@ -254,7 +254,14 @@ class Speculator(Base):
     draft_vocab_size: Mapped[int]
     speculative_tokens: Mapped[int]
     deployable: Mapped[bool]
+    """What the conversion found; a person may allow it all the same."""
     doubts: Mapped[list[Any]]
+    failed: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
+    """Checks that failed, in words."""
+    allowed_by: Mapped[str | None]
+    allowed_at: Mapped[datetime | None]
+    allowed_despite: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
+    """What stood in the way when it was allowed, in words."""
     run_id: Mapped[str | None] = mapped_column(ForeignKey("runs.id"))
     created_at: Mapped[datetime] = mapped_column(default=now)
 

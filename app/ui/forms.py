@@ -80,6 +80,17 @@ class Form:
                 found[name] = parsed
         return found
 
+    def changed(self, entered: Sequence[Any]) -> dict[str, Any]:
+        """Of `values`, those that are not the model's defaults."""
+        values = self.values(entered)
+        defaults, now = self._by_name({}), self._by_name(values)
+        return {name: value for name, value in values.items() if now[name] != defaults[name]}
+
+    def holds(self, entered: Sequence[Any], wanted: Mapping[str, Any]) -> bool:
+        """Whether the fields say what these parameters say."""
+        values = self.values(entered)
+        return self._by_name(values) == self._by_name({**values, **wanted})
+
     def problems(self, entered: Sequence[Any], **extra: Any) -> dict[str, str]:
         """Field name to a sentence; empty when all is well. Errors of the whole: key ''."""
         try:
@@ -102,6 +113,9 @@ class Form:
         fields = self.model.model_fields
         chosen = {name: values.get(name, _default(fields[name])) for name in self.fields}
         return [_shown(fields[name], value) for name, value in chosen.items()]
+
+    def _by_name(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(zip(self.fields, self.entered(values), strict=True))
 
     def show_command(self, panel: Any, kind: JobKind, blocks: gr.Blocks) -> None:
         """Keep `panel` showing the command line that does what the form would."""
@@ -216,7 +230,9 @@ def _shown(field: FieldInfo, value: Any) -> Any:
         return ""
     if isinstance(value, (list, tuple)):
         return ",".join(str(part) for part in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value)
 
 
 def _takes_none(field: FieldInfo) -> bool:

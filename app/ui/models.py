@@ -15,6 +15,7 @@ from app.ui.commands import submit_line
 from app.ui.components import state
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel
+from app.ui.conversion import deploy_link
 from app.ui.forms import Form
 from app.ui.page import SUBMIT, attempt, frame, keep_current, submitted, user_of
 from speculators_core.params import EvaluateParams, JobKind, VerifierParams
@@ -104,10 +105,17 @@ def speculators_table(found: Sequence[SpeculatorView]) -> Node:
 
 
 def _deployable(one: SpeculatorView) -> Node:
+    """The way to deploy it, who allowed it, or what stands in the way and where to decide."""
     if one.deployable:
-        return el("a", "Deploy", href=f"/deploy?speculator={quote(one.name)}")
-    doubts = "; ".join(str(d.get("about", d) if isinstance(d, dict) else d) for d in one.doubts)
-    return el("span", state.chip("doubtful", doubts), " ", el("span", doubts, cls="quiet small"))
+        return deploy_link(one)
+    reasons = "; ".join(one.obstacles)
+    if one.servable:
+        who = el("span", f"allowed by {one.allowed_by}", cls="quiet small", title=reasons)
+        return el("span", deploy_link(one), " ", who)
+    told = [state.chip("doubtful", reasons), el("span", reasons, cls="quiet small")]
+    if one.run_id:
+        told.append(el("a", "Decide", href=f"/runs?run={one.run_id}"))
+    return el("span", told, cls="row")
 
 
 def evaluations_table(found: Sequence[EvaluationView]) -> Node:
@@ -169,10 +177,6 @@ def data_table(found: Sequence[DataSetView]) -> Node:
     )
     headings = ["Name", "Kind", "#Samples", "Digest", "Use", "Added"]
     return state.table(headings, rows, label="Data sets")
-
-
-def _train_on(name: str) -> Node:
-    return el("a", "Train on it", href=f"/train?data={quote(name)}")
 
 
 def _origin(name: str, run_id: str | None) -> Node:

@@ -9,6 +9,7 @@ import gradio as gr
 
 from app.services import runs
 from app.services.views import LogChunk, RunView
+from app.ui import conversion
 from app.ui.commands import submit_line
 from app.ui.components import state
 from app.ui.components.chart import Chart, chart_payload
@@ -25,12 +26,13 @@ def build(blocks: gr.Blocks) -> None:
     """The parts that `/runs?run=ID` shows."""
     header = Panel(elem_id="run-header")
     answer = Panel(elem_id="run-answer")
+    result = Panel(elem_id="run-result")
     chart = Chart(elem_id="run-chart")
     log = LogView(elem_id="run-log")
     rest = Panel(elem_id="run-rest")
     timer = gr.Timer(POLL_SECONDS)
     position = gr.State({})
-    outputs = [position, header, chart, log, rest, timer]
+    outputs = [position, header, result, chart, log, rest, timer]
 
     def opened(request: gr.Request) -> list[Any]:
         return refresh(start(request.query_params.get("run", "")))
@@ -43,31 +45,37 @@ def build(blocks: gr.Blocks) -> None:
 
     blocks.load(opened, None, outputs, **QUIET)
     timer.tick(refresh, position, outputs, **QUIET)
+
+    def decide(event: gr.EventData, at: dict[str, Any], request: gr.Request) -> Node:
+        user = user_of(request)
+        return attempt(lambda: conversion.act(*action(event), at.get("run", ""), user))
+
     header.click(act, None, answer, **QUIET).then(again, position, outputs, **QUIET)
+    result.click(decide, position, answer, **QUIET).then(again, position, outputs, **QUIET)
     gr.on([chart.input, log.input], again, position, outputs, **QUIET)
 
 
 def start(run_id: str) -> dict[str, Any]:
     """Nothing of this run has been shown yet."""
-    return {"run": run_id, "after": 0, "end": None, "trees": (None, None)}
+    return {"run": run_id, "after": 0, "end": None, "trees": (None, None, None)}
 
 
 def refresh(at: dict[str, Any]) -> list[Any]:
-    """Updates of position, header, chart, log, rest and timer: what changed since `at`, which
-    holds the last metric row, the log offset and the hashes of what is shown."""
+    """Updates of position, header, result, chart, log, rest and timer: what changed since `at`,
+    which holds the last metric row, the log offset and the hashes of what is shown."""
     if not at.get("run"):
-        return [gr.skip()] * 5 + [gr.Timer(active=False)]
+        return [gr.skip()] * 6 + [gr.Timer(active=False)]
     try:
         return _refresh(at)
     except Exception as error:
-        return [{**at, "trees": (None, None)}, problem_of(error), *[gr.skip()] * 4]
+        return [{**at, "trees": (None, None, None)}, problem_of(error), *[gr.skip()] * 5]
 
 
 def _refresh(at: dict[str, Any]) -> list[Any]:
     run = runs.get(at["run"])
     rows = runs.metrics(run.id, after=at["after"])
     chunk = _unread(run.id, at["end"])
-    trees = header_tree(run), rest_tree(run)
+    trees = header_tree(run), result_tree(run), rest_tree(run)
     hashes = tuple(hash(str(tree)) for tree in trees)
     now = {
         "run": run.id,
@@ -75,7 +83,7 @@ def _refresh(at: dict[str, Any]) -> list[Any]:
         "end": chunk.end,
         "trees": hashes,
     }
-    header, rest = (
+    header, result, rest = (
         gr.skip() if old == new else tree
         for old, new, tree in zip(at["trees"], hashes, trees, strict=True)
     )
@@ -83,6 +91,7 @@ def _refresh(at: dict[str, Any]) -> list[Any]:
     return [
         gr.skip() if now == at else now,
         header,
+        result,
         chart_payload(run.id, rows, at["after"]) if rows else gr.skip(),
         log_payload(run.id, chunk, reset=chunk.start != at["end"]) if unread else gr.skip(),
         rest,
@@ -178,11 +187,16 @@ def _facts(run: RunView) -> list[tuple[str, Any]]:
     return found
 
 
+def result_tree(run: RunView) -> Node | None:
+    """What stands before the log: what a conversion made, and what there is to decide."""
+    return conversion.result_tree(run) if run.kind == "convert" else None
+
+
 def rest_tree(run: RunView) -> Node:
     """Result, the run's own parameters, the command line."""
     return el(
         "div",
-        _result(run.result),
+        None if run.kind == "convert" else _result(run.result),
         el(
             "section",
             el("h2", "Parameters"),

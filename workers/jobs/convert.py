@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any
 
-from app.services import speculators, verifiers
+from app.services import references, speculators, verifiers
 from app.services.views import RunView
 from speculators_core.conversion.convert import convert
 from speculators_core.params import ConvertParams
@@ -15,7 +15,8 @@ from workers.reporter import Reporter
 
 def run(run: RunView, params: ConvertParams, reporter: Reporter) -> dict[str, Any]:
     name = output_name(run, PurePath(params.checkpoint).name)
-    result = convert(params, speculator_directory(name, run), reporter).model_dump(mode="json")
+    place = speculator_directory(name, run)
+    result = convert(params, place, reporter, roots=references.roots()).model_dump(mode="json")
     verifier = reporter.insist(lambda: name_of(params.verifier, verifiers.list_verifiers()))
     registered = reporter.insist(
         lambda: speculators.register(
@@ -24,6 +25,7 @@ def run(run: RunView, params: ConvertParams, reporter: Reporter) -> dict[str, An
             verifier=verifier,
             deployable=result["deployable"],
             doubts=result["doubts"],
+            failed=result["validation"].get("failed", ()),
             run_id=run.id,
         )
     )

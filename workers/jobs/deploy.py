@@ -41,6 +41,9 @@ def run(run: RunView, params: DeployParams, reporter: Reporter) -> dict[str, Any
     `params` has its references resolved to directories.
     """
     deployment = _Deployment(run.id, reporter)
+    if params.speculator:  # what a run made was not known when this was submitted
+        drafter = params.speculator
+        reporter.insist(lambda: speculators.require_servable(drafter))
     with ExitStack() as stack:
         relay = None
         if params.trace:

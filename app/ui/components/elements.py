@@ -18,11 +18,13 @@ _INLINE = frozenset(
     {"a", "button", "code", "del", "em", "progress", "small", "span", "strong", "time"}
 )
 _BLOCKS = frozenset({"div", "section", "header", "nav", "p", "pre", "h1", "h2", "h3", "details"})
+_FORMS = frozenset({"fieldset", "input", "label", "legend"})
 _LISTS = frozenset({"ul", "ol", "li", "dl", "dt", "dd", "summary"})
 _TABLES = frozenset({"table", "thead", "tbody", "tr", "th", "td"})
-TAGS = _INLINE | _BLOCKS | _LISTS | _TABLES
+TAGS = _INLINE | _BLOCKS | _FORMS | _LISTS | _TABLES
 _COMMON = frozenset({"class", "id", "title", "role", "tabindex"})
-ATTRIBUTES = _COMMON | {"href", "value", "max", "open", "scope", "type", "download"}
+_OF_INPUTS = frozenset({"checked", "name", "placeholder", "type", "value"})
+ATTRIBUTES = _COMMON | _OF_INPUTS | {"href", "max", "open", "scope", "download"}
 PREFIXES = ("aria-", "data-")
 LINKS = ("/", "#", "http://", "https://")
 

@@ -1,7 +1,8 @@
 // Draws the element trees of elements.py. Nothing here parses HTML.
 const TAGS = new Set(("a button code del em progress small span strong time div section header nav p pre h1 h2 h3 " +
-  "details ul ol li dl dt dd summary table thead tbody tr th td").split(" "));
-const ATTRIBUTES = new Set("class id title role tabindex href value max open scope type download".split(" "));
+  "details ul ol li dl dt dd summary table thead tbody tr th td fieldset input label legend").split(" "));
+const ATTRIBUTES = new Set("class id title role tabindex href value max open scope type download name checked placeholder".split(" "));
+const KEPT = new Set(["open", "data-whole"]); // what a reader unfolded outlives updates
 const root = element.querySelector(".sl-panel") || element;
 let clock = 0; // server minus client, in seconds
 
@@ -29,11 +30,11 @@ function patch(dom, node) {
     return;
   }
   const wanted = node[1];
-  for (const { name } of [...dom.attributes]) if (!(name in wanted) && name !== "open") dom.removeAttribute(name);
+  for (const { name } of [...dom.attributes]) if (!(name in wanted) && !KEPT.has(name)) dom.removeAttribute(name);
   for (const [name, value] of Object.entries(wanted)) {
-    // a reader's folding of <details> outlives updates
-    if (name !== "open" && allowed(name, value) && dom.getAttribute(name) !== value) dom.setAttribute(name, value);
+    if (!KEPT.has(name) && allowed(name, value) && dom.getAttribute(name) !== value) dom.setAttribute(name, value);
   }
+  if (dom.type === "radio") dom.checked = "checked" in wanted;
   if (dom.localName === "time" && (wanted["data-since"] || wanted["data-until"])) return;
   patchChildren(dom, node[2]);
 }
@@ -71,7 +72,22 @@ function draw() {
   clock = now - Date.now() / 1000;
   if (!root.firstChild) root.appendChild(create(tree));
   else patch(root.firstChild, tree);
+  root.querySelectorAll("[data-limit]").forEach(narrow);
   count();
+}
+
+// Of a long table, the rows that hold what is typed above it, and no more than its limit.
+function narrow(area) {
+  const [search, button] = [area.querySelector("input[type=search]"), area.querySelector("[data-all]")];
+  const rows = [...area.querySelectorAll("tbody tr")];
+  const wanted = search.value.trim().toLowerCase();
+  const found = rows.filter((row) => row.textContent.toLowerCase().includes(wanted));
+  const shown = new Set(area.dataset.whole ? found : found.slice(0, Number(area.dataset.limit)));
+  for (const row of rows) row.hidden = !shown.has(row);
+  const of = wanted ? `${found.length} of ${rows.length} match` : `${rows.length} in all`;
+  area.querySelector(".count").textContent = shown.size < found.length ? `the first ${shown.size} shown, ${of}` : of;
+  button.hidden = shown.size === found.length;
+  button.textContent = `Show all ${found.length}`;
 }
 
 async function copy(button) {
@@ -91,9 +107,21 @@ async function copy(button) {
   setTimeout(() => { button.textContent = label; }, 1200);
 }
 
+root.addEventListener("input", (event) => {
+  if (event.target.type === "search") narrow(event.target.closest("[data-limit]"));
+});
+root.addEventListener("change", (event) => {
+  const { action, value } = event.target.dataset;
+  if (event.target.type === "radio" && action) trigger("click", { action, value: value || "" });
+});
 root.addEventListener("click", (event) => {
-  const button = event.target.closest("[data-action], [data-copy]");
+  const button = event.target.closest("button[data-action], button[data-copy], button[data-all]");
   if (!button || !root.contains(button)) return;
+  if (button.dataset.all !== undefined) {
+    const area = button.closest("[data-limit]");
+    area.dataset.whole = "yes";
+    return narrow(area);
+  }
   if (button.dataset.copy !== undefined) return copy(button);
   if (button.getAttribute("aria-disabled") === "true") return;
   if (button.dataset.confirm && !window.confirm(button.dataset.confirm)) return;

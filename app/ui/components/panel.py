@@ -1,8 +1,9 @@
 """A piece of a page that the server describes as an element tree.
 
-A click on an element with `data_action` calls the panel's `click` listeners; they read
-`action(event)`. An element with `data_copy` copies that text, a `time` with `data_since` (or
-`data_until`), in seconds since 1970, shows its age (or what is left) and keeps counting.
+A click on a button (or a change of a radio button) with `data_action` calls the panel's `click`
+listeners; they read `action(event)`. An element with `data_copy` copies that text, a `time` with
+`data_since` (or `data_until`), in seconds since 1970, shows its age (or what is left) and keeps
+counting.
 """
 
 from __future__ import annotations

@@ -112,6 +112,26 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[Children]], *, label:
     return el("div", grid, cls="table", tabindex=0, role="region", aria_label=label)
 
 
+def long_table(
+    headings: Iterable[str], rows: Iterable[Iterable[Children]], *, label: str, limit: int = 20
+) -> Node:
+    """A table that starts with its first rows, says how many there are, and can be searched; what
+    a reader does with it stays in the browser.
+    """
+    whole = list(rows)
+    grid = table(headings, whole, label=label)
+    if len(whole) <= limit:
+        return grid
+    tools = el(
+        "div",
+        el("input", type="search", placeholder="Filter", aria_label=f"Filter: {label}"),
+        el("span", f"{len(whole):,} in all", cls="count quiet small", role="status"),
+        cls="row",
+    )
+    button = el("button", "Show all", cls="button small", type="button", data_all="")
+    return el("div", tools, grid, el("div", button), cls="stack long", data_limit=limit)
+
+
 def command(line: str, label: str = "Same from a terminal") -> Node:
     """A command line with a button that copies it."""
     return el(
