@@ -25,6 +25,7 @@ from workers.preflight import Examined, examine
 HOST = "127.0.0.1"
 _OURS = "SPECLAB_"  # our settings may hold passwords: a server gets only our home,
 _MARK = "SPECLAB_HOME"  # by which its processes are known to be ours
+_KEEP_MARK = {"SPT_NOENV": "1"}  # vLLM's processes rename themselves: not over their environment
 _UNSAFE = ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_INSECURE_SERIALIZATION")
 
 
@@ -133,8 +134,9 @@ def _reference(
 
 def inherited() -> dict[str, str]:
     """This process's environment without our other settings and vLLM's unsafe switches."""
-    return {
+    kept = {
         name: value
         for name, value in os.environ.items()
         if name == _MARK or not (name.startswith(_OURS) or name in _UNSAFE)
     }
+    return kept | _KEEP_MARK

@@ -13,6 +13,7 @@ from types import TracebackType
 
 from tests.conftest import ROOT
 from tests.e2e.browser import free_port
+from tests.workers.lab import KEEP_ENVIRONMENT
 
 SPECLAB = Path(sys.executable).with_name("speclab")
 _LINK = re.compile(r"http://\S+/enter\?\S+")
@@ -30,6 +31,7 @@ class Lab:
         self.environment = outside | {
             "SPECLAB_HOME": str(home),
             "SPECLAB_PORT": str(self.port),
+            **KEEP_ENVIRONMENT,
             "COLUMNS": "300",  # no line of the answer is folded
             **{f"SPECLAB_{name.upper()}": value for name, value in settings.items()},
         }

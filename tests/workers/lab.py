@@ -23,6 +23,8 @@ from app.settings import settings
 from app.store.models import RunState
 from tests.conftest import ROOT
 
+# A process that renames itself writes its title over its environment, by which tests find it.
+KEEP_ENVIRONMENT = {"SPT_NOENV": "1"}
 _WORKER = ("-Q", "runs", "--loglevel", "INFO")
 
 
@@ -63,7 +65,7 @@ class Lab:
             worker = subprocess.Popen(
                 [sys.executable, "-m", "celery", "-A", self.app, "worker", *_WORKER, *options],
                 cwd=ROOT,
-                env={**os.environ, **environment},
+                env={**os.environ, **KEEP_ENVIRONMENT, **environment},
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
