@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from speculators_core.config import read_json
 from speculators_core.conversion.child import PickledWeights
 from speculators_core.conversion.header import TensorInfo, read_headers
 from speculators_core.errors import CheckpointError, NotFound
+from speculators_core.model_config import read_model_config
 from speculators_core.models.hub import is_hub_id, snapshot
 from speculators_core.precision import Raw
 from speculators_core.untrusted import check_links, open_regular
@@ -94,7 +94,7 @@ def open_source(checkpoint: str | Path, roots: Sequence[Path] | None = None) -> 
     directory = locate(checkpoint)
     if roots is not None:
         check_links(directory, roots)
-    config = read_json(directory / "config.json")
+    config = read_model_config(directory)
     for single, pickled in ((SINGLE, False), ("pytorch_model.bin", True)):
         places = weight_files(directory, single)
         if places:

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from speculators_core.config import read_json, rope_parameters
+from speculators_core.config import rope_parameters
 from speculators_core.errors import CheckpointError
+from speculators_core.model_config import read_model_config
 from speculators_core.untrusted import open_regular
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
@@ -50,7 +51,7 @@ def read_verifier(path: str | Path) -> VerifierFacts:
             where=str(path),
             hint="give a model directory, or a name that is registered",
         )
-    outer = read_json(directory / "config.json")
+    outer = read_model_config(directory)
     if "speculators_model_type" in outer or "draft_vocab_size" in outer:
         raise CheckpointError(
             "this is a draft, not a verifier: its config.json has draft fields",
