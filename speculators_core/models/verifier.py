@@ -16,12 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from speculators_core.config import read_json
 from speculators_core.errors import CheckpointError, PairingError
 from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 
+_TEXT_MODEL = {
+    r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head\.": "lm_head.",
+    r"^model\.language_model\.": "model.",
+}  # how multimodal wrappers call the weights of their language model
 _HEAD_TOLERANCE = 0.02  # of the largest logit: rounding of bfloat16 stays well below
 
 
@@ -152,17 +158,32 @@ def fastest() -> tuple[torch.device, torch.dtype]:
 def load_verifier(
     path: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Verifier:
-    """Load a model directory. No code from the directory is run, no hub is asked."""
+    """Load a model directory; of a multimodal wrapper, its language model. No code from the
+    directory is run, no hub is asked. Raises `CheckpointError` where weights are missing, which
+    would otherwise be random.
+    """
     facts = read_verifier(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(facts.path, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(facts.path, dtype=dtype, local_files_only=True)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            facts.path,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            **_text_model(facts.path),
+        )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(
             f"the verifier can't be loaded: {str(error).splitlines()[0]}",
             where=facts.path,
             hint="it needs config.json, weights in safetensors and a tokenizer",
         ) from error
+    if missing := sorted(found["missing_keys"]):
+        raise CheckpointError(
+            f"the verifier's weights lack {missing[0]} ({len(missing)} in all are missing)",
+            where=facts.path,
+            hint="is the download complete? are the names those of a causal language model?",
+        )
     base = model.base_model
     if not hasattr(base, "layers") or not hasattr(base, "norm"):
         raise CheckpointError(
@@ -171,3 +192,11 @@ def load_verifier(
             hint="EAGLE-3 needs a decoder-only model of the Llama shape",
         )
     return Verifier(model.to(device).eval().requires_grad_(False), tokenizer, facts)
+
+
+def _text_model(path: str) -> dict[str, Any]:
+    """What loads the language model of a multimodal wrapper; nothing for an ordinary model."""
+    inner = read_json(Path(path) / "config.json").get("text_config")
+    if not isinstance(inner, dict) or not inner.get("model_type"):
+        return {}
+    return {"config": AutoConfig.for_model(**inner), "key_mapping": _TEXT_MODEL}
