@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def verifier(directory: Path, family: Family, **changes: Any) -> Path:
         "tie_word_embeddings": family.tied,
         **_llama(family),
     }
-    draw = Drawing(Family(**{**family.__dict__, "seed": family.seed + 1000}))
+    draw = Drawing(replace(family, seed=family.seed + 1000))
     tensors = {
         "model.embed_tokens.weight": draw(family.vocab, family.hidden),
         "model.norm.weight": draw(family.hidden),
