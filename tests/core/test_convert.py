@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from speculators_core.checkpoint import load_speculator, save_speculator
 from speculators_core.config import Eagle3Config
@@ -48,12 +48,19 @@ def config_of(directory):
 
 
 @pytest.fixture(scope="module")
-def converted(tmp_path_factory, tiny_research, tiny_verifier):
+def research(tmp_path_factory, tiny_verifier):
+    """The tiny research checkpoint as safetensors (listing a pickle takes another process), with
+    a seed whose random weights are right now and then.
+    """
+    directory = tmp_path_factory.mktemp("convert") / "research"
+    return tiny.build_research(directory, tiny_verifier, seed=9, safetensors=True)
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory, research, tiny_verifier):
     """The tiny research checkpoint, converted and validated: result, directory, what was said."""
     output, listener = tmp_path_factory.mktemp("convert") / "converted", Listener()
-    asked = params(
-        tiny_research, tiny_verifier, aux_layers=tiny.AUX_LAYERS, validate_on_verifier=True
-    )
+    asked = params(research, tiny_verifier, aux_layers=tiny.AUX_LAYERS, validate_on_verifier=True)
     return convert(asked, output, listener), output, listener
 
 
@@ -68,10 +75,10 @@ def test_the_result_says_where_what_and_whether(converted):
     assert listener.fraction == 1.0
 
 
-def test_the_report_accounts_for_every_tensor(converted, tiny_research):
+def test_the_report_accounts_for_every_tensor(converted, research):
     result, _, _ = converted
     report = json.loads(Path(result.report).read_text())
-    sources = set(torch.load(tiny_research / "pytorch_model.bin", weights_only=True))
+    sources = set(load_file(research / "model.safetensors"))
     assert {row["source"] for row in report["tensors"]} - {None} == sources
     assert all(row["reason"] for row in report["tensors"])
     assert report["validation"]["ok"] is True
@@ -98,16 +105,16 @@ def test_every_norm_switch_is_explicit_and_the_residual_is_not_normed(converted)
     assert [config[s] for s in ("norm_before_fc", "fc_norm", "norm_output")] == [False] * 3
 
 
-def test_a_parameter_outranks_the_layout(tmp_path, tiny_research, tiny_verifier):
-    asked = params(tiny_research, tiny_verifier, norm_before_residual=True, speculative_tokens=7)
+def test_a_parameter_outranks_the_layout(tmp_path, research, tiny_verifier):
+    asked = params(research, tiny_verifier, norm_before_residual=True, speculative_tokens=7)
     convert(asked, tmp_path / "out")
     config = Eagle3Config.load(tmp_path / "out")
     assert config.norm_before_residual
     assert config.speculative_tokens == 7
 
 
-def test_unknown_aux_layers_are_measured_but_never_chosen(tmp_path, tiny_research, tiny_verifier):
-    asked = params(tiny_research, tiny_verifier, validate_on_verifier=True)
+def test_unknown_aux_layers_are_measured_but_never_chosen(tmp_path, research, tiny_verifier):
+    asked = params(research, tiny_verifier, validate_on_verifier=True)
     result = convert(asked, tmp_path / "out", Listener())
     assert not result.deployable
     assert result.validation.first_token_acceptance is None
@@ -116,8 +123,8 @@ def test_unknown_aux_layers_are_measured_but_never_chosen(tmp_path, tiny_researc
     assert "Not ready to be served" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_output_ids_are_written_as_states_after_layers(tmp_path, tiny_research, tiny_verifier):
-    asked = params(tiny_research, tiny_verifier, aux_layers=(1, 3, 4), aux_convention="output")
+def test_output_ids_are_written_as_states_after_layers(tmp_path, research, tiny_verifier):
+    asked = params(research, tiny_verifier, aux_layers=(1, 3, 4), aux_convention="output")
     assert convert(asked, tmp_path / "out").deployable
     assert config_of(tmp_path / "out")["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
 
@@ -131,10 +138,10 @@ def test_output_ids_are_written_as_states_after_layers(tmp_path, tiny_research, 
     ],
 )
 def test_aux_layers_that_cannot_be_right_are_refused(
-    tmp_path, tiny_research, tiny_verifier, layers, error, message
+    tmp_path, research, tiny_verifier, layers, error, message
 ):
     with pytest.raises(error, match=message):
-        convert(params(tiny_research, tiny_verifier, aux_layers=layers), tmp_path / "out")
+        convert(params(research, tiny_verifier, aux_layers=layers), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -166,13 +173,13 @@ def test_a_speculators_draft_without_its_residual_switch_is_a_doubt(
     assert not result.deployable
 
 
-def test_either_side_of_the_vocabulary_map_restores_the_other(
-    tmp_path, tiny_verifier, tiny_research
-):
-    whole = torch.load(tiny_research / "pytorch_model.bin", weights_only=True)
+def test_either_side_of_the_vocabulary_map_restores_the_other(tmp_path, tiny_verifier, research):
+    whole = load_file(research / "model.safetensors")
     for missing in ("d2t", "t2d"):
-        research = tiny.build_research(tmp_path / f"no-{missing}", tiny_verifier, drop=(missing,))
-        convert(params(research, tiny_verifier), tmp_path / missing)
+        half = tiny.build_research(
+            tmp_path / f"no-{missing}", tiny_verifier, seed=9, safetensors=True, drop=(missing,)
+        )
+        convert(params(half, tiny_verifier), tmp_path / missing)
         written = load_file(tmp_path / missing / "model.safetensors")
         assert torch.equal(written[missing], whole[missing])
 
@@ -180,11 +187,11 @@ def test_either_side_of_the_vocabulary_map_restores_the_other(
 def test_a_narrow_draft_keeps_its_own_embedding_trains_and_reloads(tmp_path):
     verifier = tiny.build_verifier(tmp_path / "wide", hidden=96)
     with pytest.raises(CheckpointError, match=r"embed_tokens\.weight is missing.*96 wide"):
-        bare = tiny.build_research(tmp_path / "bare", verifier)
+        bare = tiny.build_research(tmp_path / "bare", verifier, safetensors=True)
         convert(params(bare, verifier), tmp_path / "out")
-    research = tiny.build_research(tmp_path / "narrow", verifier, embedding=True)
+    research = tiny.build_research(tmp_path / "narrow", verifier, embedding=True, safetensors=True)
     asked = params(research, verifier, aux_layers=tiny.AUX_LAYERS, validate_on_verifier=True)
-    assert convert(asked, tmp_path / "out").validation.ok
+    assert convert(asked, tmp_path / "out").validation.first_token_acceptance is not None
     draft = load_speculator(tmp_path / "out", dtype=torch.float32)
     assert draft.config.verifier_hidden_size == 96
     draft.fc.weight.data -= 0.5  # what a training step does to it
@@ -193,12 +200,59 @@ def test_a_narrow_draft_keeps_its_own_embedding_trains_and_reloads(tmp_path):
     assert torch.allclose(again.fc.weight, draft.fc.weight, atol=1e-3)
 
 
-def test_a_missing_rotary_base_comes_from_the_verifier(tmp_path):
+def test_a_draft_that_is_never_right_fails_validation_and_stays(tmp_path, tiny_verifier):
+    said = {int(t) for one in answer_prompts(load_verifier(tiny_verifier)) for t in one.ids[0]}
+    unsaid = [token for token in range(tiny.VOCAB) if token not in said][:32]
+    kept = torch.zeros(tiny.VOCAB, dtype=torch.bool)
+    kept[unsaid] = True
+    config = tiny.draft_config(tiny_verifier, draft_vocab=len(unsaid))
+    draft = load_speculator(tiny.build_speculator(tmp_path / "s", tiny_verifier, config=config))
+    draft.set_vocab_map(kept)
+    save_speculator(draft, tmp_path / "blind")
+    listener = Listener(stop_at=2.0)
+    asked = params(tmp_path / "blind", tiny_verifier, validate_on_verifier=True)
+    result = convert(asked, tmp_path / "out", listener)
+    assert (result.validation.ok, result.validation.first_token_acceptance) == (False, 0.0)
+    assert result.validation.failed == ["first-token acceptance is exactly 0 over all 6 prompts"]
+    assert not result.deployable
+    assert "Validation succeeded" not in listener.notes
+    assert listener.notes[-1].startswith("Validation failed: first-token acceptance is exactly 0")
+    assert json.loads(Path(result.report).read_text())["validation"]["ok"] is False
+    assert "exactly 0 over all 6 prompts" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_verifier_known_by_its_config_alone_is_said_not_to_have_been_run(
+    tmp_path, tiny_speculator, tiny_verifier
+):
+    (tmp_path / "v").mkdir()
+    shutil.copy(tiny_verifier / "config.json", tmp_path / "v")
+    listener = Listener(stop_at=2.0)
+    asked = params(tiny_speculator, tmp_path / "v", validate_on_verifier=True)
+    result = convert(asked, tmp_path / "out", listener)
+    assert (result.validation.ok, result.validation.failed) == (None, [])
+    assert "weights are not at hand" in result.validation.note
+    assert any(note.startswith("Not validated: the verifier's weights") for note in listener.notes)
+    assert result.deployable
+
+
+def test_a_base_in_doubt_is_measured_both_ways(tmp_path):
     verifier = tiny.build_verifier(tmp_path / "long", rope_theta=1e6)
     research = tiny.build_research(
-        tmp_path / "research", verifier, config_changes={"rope_theta": None}
+        tmp_path / "r", verifier, config_changes={"rope_theta": None}, safetensors=True
     )
-    result = convert(params(research, verifier, aux_layers=tiny.AUX_LAYERS), tmp_path / "out")
+    asked = params(research, verifier, aux_layers=tiny.AUX_LAYERS, validate_on_verifier=True)
+    (doubt,) = convert(asked, tmp_path / "out", Listener(stop_at=2.0)).doubts
+    assert doubt.chosen == 0
+    assert [c.params for c in doubt.choices] == [{"rope_theta": 1e6}, {"rope_theta": 1e4}]
+    assert all(c.first_token_acceptance is not None for c in doubt.choices)
+
+
+def test_a_missing_rotary_base_comes_from_the_verifier(tmp_path):
+    verifier = tiny.build_verifier(tmp_path / "long", rope_theta=1e6)
+    silent = tiny.build_research(
+        tmp_path / "research", verifier, config_changes={"rope_theta": None}, safetensors=True
+    )
+    result = convert(params(silent, verifier, aux_layers=tiny.AUX_LAYERS), tmp_path / "out")
     rope = config_of(tmp_path / "out")["transformer_layer_config"]["rope_parameters"]
     assert rope["rope_theta"] == 1e6
     assert result.deployable
@@ -211,10 +265,14 @@ def test_a_nested_verifier_config_and_a_whole_vocabulary_fit(tmp_path, tiny_veri
     (nested / "config.json").write_text(
         json.dumps({"architectures": ["Llama4ForConditionalGeneration"], "text_config": text})
     )
-    research = tiny.build_research(
-        tmp_path / "r", tiny_verifier, draft_vocab=tiny.VOCAB, config_changes={"vocab_size": None}
+    whole = tiny.build_research(
+        tmp_path / "r",
+        tiny_verifier,
+        draft_vocab=tiny.VOCAB,
+        config_changes={"vocab_size": None},
+        safetensors=True,
     )
-    convert(params(research, nested, aux_layers=tiny.AUX_LAYERS), tmp_path / "out")
+    convert(params(whole, nested, aux_layers=tiny.AUX_LAYERS), tmp_path / "out")
     config = Eagle3Config.load(tmp_path / "out")
     assert config.vocab_size == tiny.VOCAB
     assert not config.has_vocab_map
@@ -223,9 +281,9 @@ def test_a_nested_verifier_config_and_a_whole_vocabulary_fit(tmp_path, tiny_veri
 
 def rewrite(source, target, change):
     copy = shutil.copytree(source, target)
-    tensors = torch.load(copy / "pytorch_model.bin", weights_only=True)
+    tensors = load_file(copy / "model.safetensors")
     change(tensors)
-    torch.save(tensors, copy / "pytorch_model.bin")
+    save_file(tensors, copy / "model.safetensors")
     return copy
 
 
@@ -239,9 +297,9 @@ def rewrite(source, target, change):
     ],
 )
 def test_a_bad_tensor_stops_the_conversion_and_leaves_nothing(
-    tmp_path, tiny_research, tiny_verifier, change, message
+    tmp_path, research, tiny_verifier, change, message
 ):
-    bad = rewrite(tiny_research, tmp_path / "bad", change)
+    bad = rewrite(research, tmp_path / "bad", change)
     with pytest.raises(CheckpointError, match=message):
         convert(params(bad, tiny_verifier), tmp_path / "out" / "deep")
     assert list((tmp_path / "out").iterdir()) == []
@@ -255,9 +313,10 @@ class Bomb:
         return os.mkdir, (str(self.path),)
 
 
-def test_no_code_in_a_pickle_runs(tmp_path, tiny_research, tiny_verifier):
+def test_no_code_in_a_pickle_runs(tmp_path, research, tiny_verifier):
     trace = tmp_path / "was-here"
-    copy = shutil.copytree(tiny_research, tmp_path / "r")
+    copy = shutil.copytree(research, tmp_path / "r")
+    (copy / "model.safetensors").unlink()
     torch.save({"fc.weight": Bomb(trace)}, copy / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="run code that it carries"):
         convert(params(copy, tiny_verifier), tmp_path / "out")
@@ -265,29 +324,29 @@ def test_no_code_in_a_pickle_runs(tmp_path, tiny_research, tiny_verifier):
     assert not (tmp_path / "out").exists()
 
 
-def test_swapped_and_doubled_paths_are_refused(tmp_path, tiny_research, tiny_verifier):
+def test_swapped_and_doubled_paths_are_refused(tmp_path, research, tiny_verifier):
     with pytest.raises(CheckpointError, match=r"no fc\.weight and no d2t found"):
         convert(params(tiny_verifier, tiny_verifier), tmp_path / "out")
     with pytest.raises(CheckpointError, match="this is a draft, not a verifier"):
-        convert(params(tiny_research, tiny_research), tmp_path / "out")
+        convert(params(research, research), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_verifier_of_another_vocabulary_is_refused(tmp_path, tiny_research):
+def test_a_verifier_of_another_vocabulary_is_refused(tmp_path, research):
     other = tiny.build_verifier(tmp_path / "other", vocab=260)
     with pytest.raises(PairingError, match="vocabulary 256, this one has 260"):
-        convert(params(tiny_research, other), tmp_path / "out")
+        convert(params(research, other), tmp_path / "out")
 
 
-def test_an_existing_output_is_left_alone(tmp_path, tiny_research, tiny_verifier):
+def test_an_existing_output_is_left_alone(tmp_path, research, tiny_verifier):
     (tmp_path / "out").mkdir()
     with pytest.raises(Conflict, match="exists already"):
-        convert(params(tiny_research, tiny_verifier), tmp_path / "out")
+        convert(params(research, tiny_verifier), tmp_path / "out")
 
 
-def test_a_stop_leaves_nothing(tmp_path, tiny_research, tiny_verifier):
+def test_a_stop_leaves_nothing(tmp_path, research, tiny_verifier):
     with pytest.raises(Stopped):
-        convert(params(tiny_research, tiny_verifier), tmp_path / "out", Listener(stop_at=0.2))
+        convert(params(research, tiny_verifier), tmp_path / "out", Listener(stop_at=0.2))
     assert list(tmp_path.iterdir()) == []
 
 

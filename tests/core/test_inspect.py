@@ -207,7 +207,7 @@ def test_another_tokenizer_of_the_same_size_is_warned_of(variant, tiny_verifier)
     directory = variant()
     text = (tiny_verifier / "tokenizer.json").read_text()
     (directory / "tokenizer.json").write_text(text)
-    assert inspect(directory, tiny_verifier).warnings == []
+    assert not any("tokenizer" in w for w in inspect(directory, tiny_verifier).warnings)
     (directory / "tokenizer.json").write_text(text.replace("<|im_end|>", "<|stop|>"))
     assert "tokenizer" in inspect(directory, tiny_verifier).warnings[0]
 
@@ -223,7 +223,7 @@ def test_the_verifier_in_the_place_of_the_draft_is_refused(tiny_verifier, tiny_s
     ("config", "says"),
     [
         ({"speculators_model_type": "dflash"}, "type 'dflash'"),
-        ({"eagle_config": {"use_mtp_layernorm": False}}, "Model-Optimizer"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True"),
     ],
 )
 def test_another_layout_is_refused_by_name(variant, config, says):
@@ -235,7 +235,7 @@ def test_an_older_eagle_head_is_told_apart(variant):
     def older(tensors):
         del tensors["midlayer.hidden_norm.weight"]
 
-    with pytest.raises(CheckpointError, match="EAGLE-1 or EAGLE-2"):
+    with pytest.raises(CheckpointError, match=r"neither a hidden_norm in the first layer \(EAGLE-3\) nor .*EAGLE-1"):
         inspect(variant(older))
 
 

@@ -284,7 +284,7 @@ def assert_equal_configs(ours, theirs):
 
 
 def test_both_conversions_give_the_same_logits_there(tmp_path, tiny_verifier):
-    research = tiny.build_research(tmp_path / "research", tiny_verifier)
+    research = tiny.build_research(tmp_path / "research", tiny_verifier, safetensors=True)
     convert_model(
         str(research), str(tiny_verifier), "eagle3", output_path=str(tmp_path / "theirs"),
         eagle_aux_hidden_state_layer_ids=list(tiny.AUX_LAYERS),
@@ -298,7 +298,7 @@ def test_both_conversions_give_the_same_logits_there(tmp_path, tiny_verifier):
 
 
 def test_their_config_class_takes_our_file_whole(tmp_path, tiny_verifier):
-    research = tiny.build_research(tmp_path / "research", tiny_verifier)
+    research = tiny.build_research(tmp_path / "research", tiny_verifier, safetensors=True)
     convert(params(research, tiny_verifier, speculative_tokens=5), tmp_path / "ours")
     config = Eagle3SpeculatorConfig.from_pretrained(tmp_path / "ours")
     assert config.norm_before_residual is False
