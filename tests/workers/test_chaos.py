@@ -113,8 +113,8 @@ def _unfinished() -> list[RunView]:
 def _check(lab: Lab, made: list[str], told: str) -> None:
     for run_id in made:
         run = runs.get(run_id)
+        assert run.state is RunState.SUCCEEDED, f"{run}; {told}; {runs.log(run_id).text}"
         lines = (lab.home / "starts" / run_id).read_text()
-        assert run.state is RunState.SUCCEEDED, f"{run}; {told}"
         assert "overlap" not in lines, f"run {run_id} was executed twice at once: {lines}; {told}"
     wait_for(lambda: not any(slot.run_id for slot in claims.list_slots()), 10, "free slots")
     lab.workers[-1].terminate()
