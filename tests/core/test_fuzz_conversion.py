@@ -34,7 +34,8 @@ from speculators_core.conversion.inspect import inspect
 from speculators_core.conversion.pickled import load_pickled
 from speculators_core.errors import CheckpointError, Forbidden, SpeclabError
 from speculators_core.params import ConvertParams
-from tests import tiny
+from tests.core import layouts
+from tests.core.layouts import AFTER, OUTPUT, families
 
 MISSED = (KeyError, IndexError, AttributeError, TypeError, ValueError)
 """What a damage meets where an earlier one took away what it damages."""
@@ -68,6 +69,7 @@ class Checkpoint:
     config: dict[str, Any]
     tensors: dict[str, torch.Tensor]
     verifier: dict[str, Any]
+    theirs: bytes
     config_text: bytes | None = None
     header: dict[str, Any] = field(default_factory=dict)
     body: bytes = b""
@@ -97,6 +99,8 @@ class Checkpoint:
         (place / "c" / "model.safetensors").write_bytes(self.weights())
         (place / "v").mkdir()
         (place / "v" / "config.json").write_text(json.dumps(self.verifier))
+        if self.theirs:
+            (place / "v" / "model.safetensors").write_bytes(self.theirs)
         if self.shards is not None:
             (place / "c" / "model.safetensors").rename(place / "c" / "a.safetensors")
             index = json.dumps({"weight_map": self.shards})
@@ -263,21 +267,58 @@ DAMAGES = [cut, flip, misdeclare, rename, repeat, swell, spoil, reshape, remap, 
            unconfigure, nest, retell, misplace, scatter]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Sound:
+    """A checkpoint that converts, and its verifier: its config, and what weights it has."""
+
+    layout: str
+    config: str
+    tensors: dict[str, torch.Tensor] = field(repr=False)
+    verifier: str = field(repr=False)
+    theirs: bytes = field(repr=False)
+
+    @classmethod
+    def read(cls, layout: str, directory: Path, verifier: Path) -> Sound:
+        config, theirs = ((d / "config.json").read_text() for d in (directory, verifier))
+        weights = verifier / "model.safetensors"
+        held = weights.read_bytes() if weights.exists() else b""
+        return cls(layout, config, load_file(directory / "model.safetensors"), theirs, held)
+
+    def copy(self) -> Checkpoint:
+        config, verifier = json.loads(self.config), json.loads(self.verifier)
+        return Checkpoint(config, dict(self.tensors), verifier, self.theirs)
+
+
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory, tiny_verifier, tiny_speculator):
-    """Config and tensors of a research and of a speculators checkpoint, and the verifier's."""
-    place = tmp_path_factory.mktemp("fuzz") / "research"
-    research = tiny.build_research(place, tiny_verifier, safetensors=True)
-    verifier = (tiny_verifier / "config.json").read_text()
+def sound(tmp_path_factory):
+    """One of each layout that is read."""
+    place = tmp_path_factory.mktemp("fuzz")
+    shape, family = layouts.Shape(dtype="float16"), families.Family()
+    draft = layouts.weights(shape)
+    eagle3 = layouts.verifier(place / "verifier", shape)
+    made = {
+        "research": layouts.research(place / "research", shape, draft),
+        "specforge": layouts.specforge(place / "specforge", shape, draft, ids=OUTPUT),
+        "optimizer": layouts.model_optimizer(place / "optimizer", shape, draft, ids=OUTPUT),
+        "angelslim": layouts.angelslim(place / "angelslim", shape, draft, ids=OUTPUT),
+        "speculators": layouts.speculators(place / "speculators", shape, draft, ids=AFTER),
+    }
+    others = {
+        "dflash": families.dflash(place / "dflash", family),
+        "eagle": families.eagle(place / "eagle", family),
+    }
+    theirs = families.verifier(place / "theirs", family)
+    mtp = families.with_mtp(place / "mtp", family, "qwen3_next")
     return [
-        ((d / "config.json").read_text(), load_file(d / "model.safetensors"), verifier)
-        for d in (research, tiny_speculator)
+        *(Sound.read(name, directory, eagle3) for name, directory in made.items()),
+        *(Sound.read(name, directory, theirs) for name, directory in others.items()),
+        Sound.read("mtp", mtp, mtp),
     ]
 
 
 def survive(sound, data):
-    config, tensors, verifier = sound[data.draw(st.integers(0, len(sound) - 1))]
-    checkpoint = Checkpoint(json.loads(config), dict(tensors), json.loads(verifier))
+    one = data.draw(st.sampled_from(sound))
+    checkpoint = one.copy()
     damages = data.draw(st.lists(st.sampled_from(DAMAGES), min_size=1, max_size=3))
     for damage in sorted(damages, key=DAMAGES.index, reverse=True):  # bytes last
         with contextlib.suppress(*MISSED):
@@ -319,6 +360,14 @@ def attempt(place: Path) -> bool:
 
 def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+
+
+def test_without_damage_each_of_them_converts(sound, tmp_path):
+    for one in sound:
+        place = tmp_path / one.layout
+        place.mkdir()
+        one.copy().lay_down(place)
+        assert attempt(place), one.layout
 
 
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
