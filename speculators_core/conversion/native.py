@@ -82,7 +82,7 @@ class Native:
         result = fields.config(source, block)
         if verifier:
             check_pairing(result, verifier)
-        warnings += pairing_warnings(result, layer, source, verifier) + about_name
+        warnings += pairing_warnings(layer, source, verifier) + about_name
         return Plan(
             Inspection(
                 layout=self.name,

@@ -41,22 +41,14 @@ def check_pairing(config: Eagle3Config, verifier: VerifierFacts) -> None:
 
 
 def pairing_warnings(
-    config: Eagle3Config,
-    stated: Mapping[str, Any],
-    source: Source,
-    verifier: VerifierFacts | None,
+    stated: Mapping[str, Any], source: Source, verifier: VerifierFacts | None
 ) -> list[str]:
     """What does not forbid the pair, but should be seen. `stated` is the draft's config as the
     file has it.
     """
-    warnings = []
-    if config.num_aux != 3:
-        warnings.append(
-            f"the draft takes {config.num_aux} aux states; vLLM 0.32 serves Llama drafts with "
-            "exactly 3"
-        )
     if verifier is None:
-        return warnings
+        return []
+    warnings = []
     own = stated.get(_CONTEXT)
     if isinstance(own, int) and own < verifier.max_position_embeddings:
         warnings.append(

@@ -25,6 +25,7 @@ from speculators_core.models.verifier_config import VerifierFacts
 from speculators_core.params import ConvertParams
 
 _SILENT_EPS = 1e-6
+_USUAL_AUX = 3
 _SWITCH_TENSORS = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}
 _NORM_OUTPUT_TAKEN = (
     "norm_output is set in the checkpoint and was taken as speculators means it (the normed state "
@@ -71,7 +72,7 @@ def plan_plain(
             warnings=[
                 *said.warnings,
                 *warnings,
-                *pairing_warnings(result, config, source, verifier),
+                *pairing_warnings(config, source, verifier),
                 *about_name,
             ],
         ),
@@ -264,7 +265,9 @@ def put_widths(
     named: dict[str, TensorInfo],
     verifier: VerifierFacts | None,
 ) -> int:
-    """`target_hidden_size`, and how many aux states `fc` takes."""
+    """`target_hidden_size`, and how many aux states `fc` takes. Another number than 3 is written
+    where vLLM 0.32 looks for it: it does not count the ids of a Llama draft.
+    """
     stated = config.get("target_hidden_size")
     hidden = fields.found["hidden_size"].value
     if stated is None and verifier and verifier.hidden_size != hidden:
@@ -280,7 +283,10 @@ def put_widths(
             where=f"{fc.file}: {fc.name}",
             hint="is this the verifier that the draft was trained for?",
         )
-    return fc.shape[1] // wide
+    num_aux = fc.shape[1] // wide
+    if num_aux != _USUAL_AUX:
+        fields.put("num_aux_hidden_states", num_aux, "tensors")
+    return num_aux
 
 
 def rows_of(named: Mapping[str, TensorInfo], tensor: str, source: Source) -> int:

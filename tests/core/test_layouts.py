@@ -443,6 +443,22 @@ def test_several_draft_layers_are_kept(tmp_path, verifier, layout):
     assert config.transformer_layer_config.num_hidden_layers == 3
 
 
+def test_another_number_of_aux_states_is_written_where_vllm_looks(tmp_path, verifier):
+    shape = Shape(num_aux=4)
+    source = layouts.model_optimizer(
+        tmp_path / "m", shape, layouts.weights(shape), ids=[1, 3, 4, 6]
+    )
+    convert(params(source, verifier), tmp_path / "out")
+    config = config_of(tmp_path / "out")
+    assert config["transformer_layer_config"]["num_aux_hidden_states"] == 4
+    found = load_speculator(tmp_path / "out", embedding=DRAFT["embed_tokens.weight"])
+    assert found.config.eagle_aux_hidden_state_layer_ids == [2, 4, 5, 7]
+    assert logits(found, *inputs(shape)).isfinite().any()
+    nameless = layouts.research(tmp_path / "r", shape, layouts.weights(shape))
+    with pytest.raises(CheckpointError, match="takes 4 aux states, and the checkpoint does not"):
+        plan_of(nameless, verifier)
+
+
 # how the verifier is named
 
 
