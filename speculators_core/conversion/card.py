@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from speculators_core.hub.reference import is_hub_id
 from speculators_core.launch import Served, lines
+from speculators_core.untrusted import read_bounded
 
 _SERVING = "## Serve it"
+_LICENCE = re.compile(r"^license:[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
+_CARD_BYTES = 4_000_000
 
 
 def card(
@@ -22,18 +26,28 @@ def card(
     served: Served,
     *,
     tags: Sequence[str],
+    warnings: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> str:
-    """The text of a card. `facts` are shown in their order; `served` names draft and verifier as
-    other people would.
+    """The text of a card. `facts` are shown in their order, `warnings` before `notes`; `served`
+    names draft and verifier as other people would.
     """
     head = ["---", "library_name: speculators", f"tags: [{', '.join(tags)}]"]
     if is_hub_id(served.verifier):
         head.append(f"base_model: {served.verifier}")
     body = [*head, "---", f"# {title}", "", about, ""]
     body += [f"- {what}: {value}" for what, value in facts.items()]
-    body += ["", *(f"Note: {note.rstrip('.')}.\n" for note in notes)]
+    body += ["", *(f"{warning.rstrip('.')}.\n" for warning in warnings)]
+    body += [f"Note: {note.rstrip('.')}.\n" for note in notes]
     return "\n".join(body).rstrip("\n") + "\n\n" + _section(served)
+
+
+def licence_in(file: Path) -> str | None:
+    """The `license` of a model card's front matter; None where it says none."""
+    text = read_bounded(file, _CARD_BYTES).decode("utf-8", errors="replace")
+    head = text.split("---", 2)
+    found = _LICENCE.search(head[1]) if text.startswith("---") and len(head) == 3 else None
+    return found[1] if found else None
 
 
 def with_serving(text: str, served: Served) -> str:

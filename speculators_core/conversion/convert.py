@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from speculators_core.conversion.digest import Digests
 from speculators_core.conversion.inspect import recognise
-from speculators_core.conversion.report import ConvertResult, Validation, deployable, write_report
+from speculators_core.conversion.report import ConvertResult, Report, Validation, deployable
 from speculators_core.conversion.rounding import in_precision
-from speculators_core.conversion.source import open_source
+from speculators_core.conversion.source import locate, open_source
 from speculators_core.conversion.target import REPORT
 from speculators_core.conversion.write import write_tensors
 from speculators_core.models.verifier_config import read_verifier
 from speculators_core.output import complete_or_absent
 from speculators_core.params import ConvertParams
-from speculators_core.progress import Progress, Quiet
+from speculators_core.progress import Portion, Progress, Quiet
 from speculators_core.untrusted import check_links
 
 
@@ -40,7 +41,8 @@ def convert(
     """
     output, progress = Path(output), progress or Quiet()
     with complete_or_absent(output) as partial:
-        source = open_source(params.checkpoint, roots)
+        checkpoint, progress = _brought_here(params.checkpoint, progress)
+        source = open_source(checkpoint, roots)
         if roots is not None:
             check_links(Path(params.verifier), roots)
         layout = recognise(source)
@@ -50,14 +52,17 @@ def convert(
         for warning in plan.inspection.warnings:
             progress.note(f"Warning: {warning}")
         (partial / "config.json").write_text(plan.config.to_json(), encoding="utf-8")
-        write_tensors(source, plan, partial, progress, params.max_shard_size)
+        with Digests(source.files) as digests:
+            write_tensors(source, plan, partial, progress, params.max_shard_size)
+            hashes = digests.wait()
         validation = Validation(ok=None, first_token_acceptance=None, note="it was not asked for")
         inspection = plan.inspection
         if params.validate_on_verifier:
             from speculators_core.conversion.trial import try_out  # needs torch; writing doesn't
 
             validation, inspection = try_out(partial, source, layout, facts, plan, params, progress)
-        write_report(partial, output.name, source, plan, facts, validation, inspection)
+        report = Report(output.name, source, plan, facts, validation, inspection, hashes)
+        report.write(partial)
     return ConvertResult(
         output=str(output),
         report=str(output / REPORT),
@@ -66,3 +71,12 @@ def convert(
         doubts=inspection.doubts,
         warnings=inspection.warnings,
     )
+
+
+def _brought_here(checkpoint: str, progress: Progress) -> tuple[Path, Progress]:
+    """The checkpoint's directory, downloaded where it is a hub id, and the progress that is left
+    for the conversion.
+    """
+    if Path(checkpoint).expanduser().exists():
+        return locate(checkpoint), progress
+    return locate(checkpoint, Portion(progress, 0.0, 0.4)), Portion(progress, 0.4, 1.0)

@@ -19,7 +19,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Digests:
-    """The hashes of some files, begun at once."""
+    """The hashes of some files, begun at once; as a context it ends the reading with the block."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
@@ -36,8 +36,10 @@ class Digests:
             raise self._failed
         return self._found
 
-    def give_up(self) -> None:
-        """End the reading; to be called where nobody will `wait`."""
+    def __enter__(self) -> Digests:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._given_up.set()
         self._thread.join()
 

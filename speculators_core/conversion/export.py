@@ -154,14 +154,11 @@ def export(
             progress.note(f"Not held: {loss.field} ({loss.meaning})")
         text = _config(config, layout).to_json()
         (partial / "config.json").write_text(text, encoding="utf-8")
-        digests = Digests(source.files)
-        try:
+        with Digests(source.files) as digests:
             _write(source, partial, progress)
             named = config.speculators_config.verifier.name_or_path
             known = portable_name(params.verifier or named)
             facts = _Facts(config, layout, losses, known, digests.wait())
-        finally:
-            digests.give_up()
         _describe(partial, output.name, directory, source, facts)
     served = Served(
         algorithm="eagle3",

@@ -20,6 +20,7 @@ from speculators_core.conversion.research import Research
 from speculators_core.conversion.source import Source, open_source
 from speculators_core.conversion.specforge import SpecForge
 from speculators_core.errors import CheckpointError
+from speculators_core.hub.headers import looking_at, small_files
 from speculators_core.models.verifier_config import read_verifier
 from speculators_core.params import ConvertParams, parse_model
 from speculators_core.untrusted import check_links
@@ -43,21 +44,26 @@ def inspect(
     roots: Sequence[Path] | None = None,
     settled: Mapping[str, Any] | None = None,
 ) -> Inspection:
-    """Look at a checkpoint (a directory, or a hub id that is then downloaded) without torch.
+    """Look at a checkpoint without torch: a directory, or a hub id, of which only configuration
+    and headers are fetched.
 
     With its verifier the plan is complete: without, what only the verifier can tell is open.
     `settled` are further fields of `ConvertParams`, as a person has chosen them.
     Raises `CheckpointError` for what is no draft, `PairingError` for one of another
     verifier.
     """
-    source = open_source(checkpoint, roots)
-    if roots is not None and verifier is not None:
-        check_links(Path(verifier), roots)
-    layout = recognise(source)
-    facts = read_verifier(verifier) if verifier is not None else None
     named = {"checkpoint": str(checkpoint), "verifier": str(verifier or "unknown")}
     params = parse_model(ConvertParams, {**(settled or {}), **named}, "parameters of convert")
-    return layout.plan(source, facts, params).inspection
+    facts = None
+    if verifier is not None:
+        place = small_files(str(verifier))
+        if roots is not None:
+            check_links(place, roots)
+        facts = read_verifier(place)
+    with looking_at(checkpoint) as directory:
+        near = Path(checkpoint).expanduser().exists()
+        source = open_source(directory, roots if near else None)
+        return recognise(source).plan(source, facts, params).inspection
 
 
 def recognise(source: Source) -> Layout:

@@ -6,15 +6,20 @@ Neither holds a path of the machine that converted, so the directory can be give
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from speculators_core.conversion.card import card, licence_in
 from speculators_core.conversion.facts import TITLES, facts_of
-from speculators_core.conversion.plan import Doubt, Inspection, Plan
+from speculators_core.conversion.plan import Doubt, DraftConfig, Inspection, Plan
 from speculators_core.conversion.source import Source
 from speculators_core.conversion.target import REPORT
+from speculators_core.hub.reference import is_hub_id, repository_of
+from speculators_core.launch import Served, portable_name
 from speculators_core.models.verifier_config import VerifierFacts
 
 _STITCHED = "an MTP head is served inside its verifier: put it there with speclab stitch-mtp"
@@ -48,30 +53,95 @@ class ConvertResult(BaseModel):
     warnings: list[str]
 
 
-def write_report(
-    directory: Path,
-    name: str,
-    source: Source,
-    plan: Plan,
-    verifier: VerifierFacts,
-    validation: Validation,
-    inspection: Inspection,
-) -> None:
-    """Write the report and the card of the draft `name` into `directory`."""
-    report = {
-        "source": {
-            "name": source.directory.name,
-            "files": {file.name: file.stat().st_size for file in source.files},
-            "config": source.config,
-        },
-        "verifier": verifier.model_dump(exclude={"path"}) | {"name": Path(verifier.path).name},
-        **inspection.model_dump(mode="json"),
-        "validation": validation.model_dump(mode="json"),
-        "deployable": deployable(inspection, validation),
-    }
-    (directory / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    card = _card(name, plan, verifier, validation, inspection)
-    (directory / "README.md").write_text(card, encoding="utf-8")
+@dataclass(frozen=True)
+class Report:
+    """All that is told of one conversion. `name` is what the result is called, `hashes` the
+    SHA-256 of each source file by its name.
+    """
+
+    name: str
+    source: Source
+    plan: Plan
+    verifier: VerifierFacts
+    validation: Validation
+    inspection: Inspection
+    hashes: Mapping[str, str]
+
+    def write(self, directory: Path) -> None:
+        """Write conversion_report.json and README.md into `directory`."""
+        text = json.dumps(self._values(), indent=2, ensure_ascii=False) + "\n"
+        (directory / REPORT).write_text(text, encoding="utf-8")
+        (directory / "README.md").write_text(self._card(), encoding="utf-8")
+
+    def _values(self) -> dict[str, Any]:
+        files = {
+            file.name: {"bytes": file.stat().st_size, "sha256": self.hashes[file.name]}
+            for file in self.source.files
+        }
+        return {
+            "source": {**self._origin(), "files": files, "config": self._source_config()},
+            "verifier": self.verifier.model_dump(exclude={"path"}) | {"name": self._verifier()},
+            **_without_paths(self.inspection.model_dump(mode="json")),
+            "validation": self.validation.model_dump(mode="json"),
+            "deployable": deployable(self.inspection, self.validation),
+            "serving": self._served().model_dump(exclude={"model"}),
+        }
+
+    def _origin(self) -> dict[str, str]:
+        """Where the checkpoint came from: a repository at a commit, or a folder's bare name."""
+        known = repository_of(self.source.directory)
+        if known is None:
+            return {"name": self.source.directory.name}
+        return {"name": known.repository, "revision": str(known.revision)}
+
+    def _source_config(self) -> dict[str, Any]:
+        """The config as it was found, paths in it cut to their last part."""
+        return {k: _without_paths(v) for k, v in self.source.config.items()}
+
+    def _verifier(self) -> str:
+        return _portable(self.plan.config, self.verifier)
+
+    def _served(self) -> Served:
+        config = self.plan.config
+        return Served(
+            algorithm=config.algorithm,
+            model=self.name,
+            verifier=self._verifier(),
+            speculative_tokens=config.speculative_tokens,
+        )
+
+    def _card(self) -> str:
+        config, verifier = self.plan.config, self._verifier()
+        accepted, origin = self.validation.first_token_acceptance, self._origin()
+        hashes = (f"{file} sha256 {value}" for file, value in self.hashes.items())
+        facts = {
+            "Verifier": f"{verifier} ({self.verifier.num_hidden_layers} layers, "
+            f"H {self.verifier.hidden_size})",
+            "Algorithm": config.algorithm,
+            **facts_of(config),
+            "First-token acceptance": "not measured" if accepted is None else f"{accepted:.3f}",
+            "Source": " at commit ".join(origin.values()) + f" ({'; '.join(hashes)})",
+            "Licence": self._licence(),
+        }
+        about = f"{TITLES[config.algorithm]} for {verifier}, "
+        hindered = obstacles(self.inspection, self.validation)
+        return card(
+            self.name,
+            f"{about}converted from the {self.inspection.layout} layout.",
+            facts,
+            self._served(),
+            tags=(config.algorithm, "speculative-decoding", "speculators"),
+            warnings=[f"Not ready to be served: {why}" for why in hindered],
+            notes=self.inspection.warnings,
+        )
+
+    def _licence(self) -> str:
+        """What the source's own card says, which binds its conversion as well."""
+        card_of_source = self.source.directory / "README.md"
+        found = licence_in(card_of_source) if card_of_source.is_file() else None
+        return (
+            f"{found}, as its source says" if found else "not stated by its source: ask its author"
+        )
 
 
 def deployable(inspection: Inspection, validation: Validation) -> bool:
@@ -86,33 +156,19 @@ def obstacles(inspection: Inspection, validation: Validation) -> list[str]:
     return open_ + inside + validation.failed
 
 
-def _card(
-    name: str, plan: Plan, verifier: VerifierFacts, validation: Validation, inspection: Inspection
-) -> str:
-    config = plan.config
-    target = Path(verifier.path).name
-    spec: dict[str, Any] = {"model": name, "method": config.algorithm}
-    spec["num_speculative_tokens"] = config.speculative_tokens
-    accepted = validation.first_token_acceptance
-    facts = {
-        "Verifier": f"{target} ({verifier.num_hidden_layers} layers, H {verifier.hidden_size})",
-        **facts_of(config),
-        "First-token acceptance": "not measured" if accepted is None else f"{accepted:.3f}",
-    }
-    lines = [
-        "---",
-        "library_name: speculators",
-        f"tags: [{config.algorithm}, speculative-decoding, speculators]",
-        "---",
-        f"# {name}",
-        "",
-        f"{TITLES[config.algorithm]} for {target}, converted from the {inspection.layout} layout.",
-        "",
-        *(f"- {what}: {value}" for what, value in facts.items()),
-        "",
-    ]
-    lines += [f"Not ready to be served: {why}.\n" for why in obstacles(inspection, validation)]
-    lines += [*(f"Note: {warning}.\n" for warning in inspection.warnings)]
-    lines += ["Serve it with vLLM:", "", "```"]
-    lines += [f"vllm serve {target} --speculative-config '{json.dumps(spec)}'", "```", ""]
-    return "\n".join(lines)
+def _portable(config: DraftConfig, verifier: VerifierFacts) -> str:
+    """The verifier as other people would name it: as the result's config does, where that is a
+    hub id; else its folder's bare name.
+    """
+    block = getattr(config, "speculators_config", None)
+    written = block.verifier.name_or_path if block is not None else ""
+    return written if is_hub_id(written) else portable_name(verifier.path)
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_paths(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(item) for item in value]
+    is_path = isinstance(value, str) and value.startswith(("/", "~/", "./", "../"))
+    return PurePath(value).name if is_path else value

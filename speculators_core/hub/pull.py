@@ -1,0 +1,63 @@
+"""Bring a repository of the hub here, and say what it holds. Light: no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from speculators_core.errors import CheckpointError
+from speculators_core.hub.download import fetch, listing
+from speculators_core.hub.reference import parse_hub_id
+from speculators_core.models.draft_config import read_draft_config
+from speculators_core.models.hub import NO_CODE
+from speculators_core.models.verifier_config import read_verifier
+from speculators_core.params import PullParams
+from speculators_core.progress import Progress
+
+What = Literal["speculator", "verifier", "checkpoint"]
+
+
+class PullResult(BaseModel):
+    """What `speclab pull --json` prints. `revision` is the commit, whatever was asked for; `what`
+    is `checkpoint` for a draft in a layout that has to be converted; `size` in bytes.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    output: str
+    repository: str
+    revision: str
+    size: int
+    what: What
+
+
+def pull(params: PullParams, progress: Progress | None = None) -> PullResult:
+    """Download weights, configuration, tokenizer and card into the hub's cache; never code.
+
+    Weights are safetensors; pickles only where there are none. Raises as `download.fetch`.
+    """
+    wanted = parse_hub_id(params.repository, params.revision)
+    found = listing(wanted)
+    safe = any(file.name.endswith(".safetensors") for file in found.files)
+    patterns = (*NO_CODE, "*.md", *(() if safe else ("*.bin",)))
+    got = fetch(found.hub_id, patterns, progress)
+    return PullResult(
+        output=str(got.directory),
+        repository=got.hub_id.repository,
+        revision=str(got.hub_id.revision),
+        size=got.size,
+        what=_what(got.directory),
+    )
+
+
+def _what(directory: Path) -> What:
+    readers: dict[What, object] = {"speculator": read_draft_config, "verifier": read_verifier}
+    for what, reader in readers.items():
+        try:
+            reader(directory)  # type: ignore[operator]
+        except CheckpointError:
+            continue
+        return what
+    return "checkpoint"
