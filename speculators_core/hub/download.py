@@ -37,6 +37,7 @@ from speculators_core.progress import Progress, Quiet
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _CHUNK = 1 << 20
 _ATTEMPTS = 5  # in a row that bring nothing
+_EVERY_S = 0.1  # of progress
 _SPARE_BYTES = 64 << 20
 
 
@@ -111,6 +112,8 @@ def fetch(
             revision=found.hub_id.revision,
             allow_patterns=[file.name for file in found.files],
         )
+        if not hub_id.pinned:
+            _remember(hub_id, str(found.hub_id.revision))
     return Snapshot(Path(directory), found.hub_id, found.size)
 
 
@@ -132,7 +135,7 @@ def cached(hub_id: HubId, patterns: Sequence[str] = ("*",)) -> Path | None:
 
 
 def _download(found: Listing, progress: Progress) -> None:
-    blobs = _blobs(found.hub_id)
+    blobs = _folder(found.hub_id) / "blobs"
     missing = [file for file in found.files if not (blobs / file.digest).exists()]
     meter = _Meter(found, missing, progress)
     if not missing:
@@ -158,11 +161,14 @@ class _Meter:
         self.progress = progress
         self.hub_id, self.total = found.hub_id, found.size
         self._here = found.size - sum(file.size for file in missing)
-        self._began, self._fetched = time.monotonic(), 0
+        self._began, self._told, self._fetched = time.monotonic(), 0.0, 0
 
     def add(self, count: int, name: str, *, fetched: bool) -> None:
         self._here += count
         self._fetched += count if fetched else 0
+        if self._here < self.total and time.monotonic() - self._told < _EVERY_S:
+            return
+        self._told = time.monotonic()
         rate = self._fetched / max(time.monotonic() - self._began, 1e-3)
         left = (self.total - self._here) / rate if self._fetched > 0 else None
         self.progress.update(
@@ -230,7 +236,7 @@ def _chunks(hub_id: HubId, file: RemoteFile, start: int) -> Iterator[bytes]:
     """The bytes of a file from `start` on."""
     with asking(hub_id, file.name, start) as response:
         skip = start if response.status_code != 206 else 0  # a server may ignore the range
-        for chunk in response.iter_bytes(_CHUNK):
+        for chunk in response.iter_bytes():  # as it comes, so that little is lost with it
             yield chunk[skip:]
             skip = max(skip - len(chunk), 0)
 
@@ -250,12 +256,23 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _blobs(hub_id: HubId) -> Path:
-    """Where the hub's cache keeps the bytes of a repository (huggingface_hub's manual)."""
+def _remember(hub_id: HubId, commit: str) -> None:
+    """What a branch or tag meant last, for when the hub is away."""
+    reference = _folder(hub_id) / "refs" / (hub_id.revision or "main")
+    reference.parent.mkdir(parents=True, exist_ok=True)
+    draft = reference.with_name(f"{reference.name}.{os.getpid()}.new")
+    draft.write_text(commit, encoding="utf-8")
+    draft.replace(reference)
+
+
+def _folder(hub_id: HubId) -> Path:
+    """Where the hub's cache keeps a repository: bytes in `blobs` by their hash, commits of
+    branches in `refs` (huggingface_hub's manual).
+    """
     from huggingface_hub import constants
 
     folder = "models--" + hub_id.repository.replace("/", "--")
-    return Path(constants.HF_HUB_CACHE).expanduser() / folder / "blobs"
+    return Path(constants.HF_HUB_CACHE).expanduser() / folder
 
 
 def _megabytes(count: int) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from speculators_core.errors import InputError
 
 _NAME = r"[A-Za-z0-9][\w.-]*"
-_HUB_ID = re.compile(rf"(?P<repository>{_NAME}/{_NAME})(@(?P<revision>[\w./-]+))?")
+_REVISION = r"\w[\w.-]*(/\w[\w.-]*)*"  # it may become a path below the cache
+_HUB_ID = re.compile(rf"(?P<repository>{_NAME}/{_NAME})(@(?P<revision>{_REVISION}))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -43,6 +44,8 @@ def parse_hub_id(reference: str, revision: str | None = None) -> HubId:
         raise InputError(
             f"{reference!r} is no repository of the hub", hint="write it like org/name"
         )
+    if revision and not re.fullmatch(_REVISION, revision):
+        raise InputError(f"{revision!r} is no revision", hint="give a branch, a tag or a commit")
     if revision and match["revision"] and revision != match["revision"]:
         raise InputError(f"two revisions are named: {match['revision']} and {revision}")
     return HubId(match["repository"], revision or match["revision"])
