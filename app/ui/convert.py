@@ -37,6 +37,7 @@ from speculators_core.params import ConvertParams, JobKind
 PAIR = ("checkpoint", "verifier")
 SETTLING = tuple(name for name in ConvertParams.model_fields if name not in PAIR)
 """All that a person can settle about a pair."""
+MAIN = ("aux_layers", "aux_convention", "speculative_tokens")
 RECENT = 8
 
 
@@ -47,8 +48,10 @@ def build(blocks: gr.Blocks) -> None:
         Panel(introduction())
         with gr.Row():
             form.draw(*PAIR)
-        with gr.Accordion("Settled by hand", open=False), gr.Row():
-            form.draw(*SETTLING)
+        with gr.Row():
+            form.draw(*MAIN)
+        with gr.Accordion("Advanced", open=False), gr.Row():
+            form.draw(*(name for name in SETTLING if name not in MAIN))
         with gr.Row(elem_classes="sl-actions"):
             look = gr.Button("Inspect", elem_id="inspect", scale=0)
             go = gr.Button("Convert", variant="primary", elem_id="convert", scale=0)

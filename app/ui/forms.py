@@ -137,12 +137,17 @@ class Form:
             given = request.query_params
             known = {name: choices[name]() for name in names}
             updates = [
-                gr.Dropdown(choices=found, value=given.get(name) or next(iter(found), None))
+                _offering(found, given.get(name) or next(iter(found), None))
                 for name, found in known.items()
             ]
             return updates if len(updates) > 1 else updates[0]  # Gradio takes a list for a value
 
         blocks.load(opened, None, [self.fields[name] for name in names], **QUIET)
+
+
+def _offering(found: Sequence[str], value: str | None) -> Any:
+    """Choices, and the first of them; where there is none, what was typed meanwhile stays."""
+    return gr.Dropdown(choices=found, value=value) if value else gr.Dropdown(choices=found)
 
 
 def component(model: type[BaseModel], name: str, value: Any, choices: Sequence[str] | None) -> Any:
@@ -154,7 +159,7 @@ def component(model: type[BaseModel], name: str, value: Any, choices: Sequence[s
         "label": label(name),
         "info": _help(field),
         "elem_id": f"field-{name.replace('_', '-')}",
-        "min_width": 150,
+        "min_width": 260 if name in REFERENCES else 150,
     }
     if kind is bool and not _takes_none(field):
         return gr.Checkbox(value=start, **common)

@@ -68,7 +68,7 @@ def _doubt(
     if own:
         rows.append(_radio(number, True, {}, el("strong", "As entered above: "), el("code", own)))
     if by_rule is None:
-        rows.append(_left_open(number, names, at is None and not own))
+        rows.append(_left_open(number, names, at is None and not own, bool(choices)))
     return el(
         "fieldset",
         el("legend", question(doubt)),
@@ -83,7 +83,9 @@ def _about(doubt: Mapping[str, Any], *, settled: bool) -> Node:
     word, text = ("open", "unsettled, the result can't be deployed")
     if settled:
         word = "settled"
-        text = "a rule settled this; choose otherwise if you know better" if by_rule else "by you"
+        text = "you settled this"
+        if by_rule:
+            text = "a rule settled this; choose otherwise if you know better"
     chip = el("span", word, cls=f"chip {'ok' if settled else 'warning'}")
     told = el("span", f"{doubt.get('about')}: {text}", cls="quiet small")
     return el("div", chip, told, cls="row")
@@ -101,8 +103,10 @@ def _choice(number: int, choice: Mapping[str, Any], checked: bool, by_rule: bool
     )
 
 
-def _left_open(number: int, names: Sequence[str], checked: bool) -> Node:
+def _left_open(number: int, names: Sequence[str], checked: bool, choices: bool) -> Node:
     text = "Leave it open: the conversion measures each choice on the verifier, then choose"
+    if not choices:
+        text = "Leave it open: the choices depend on the verifier, name it and inspect again"
     return _radio(number, checked, dict.fromkeys(names), el("span", text, cls="quiet"))
 
 
@@ -180,11 +184,12 @@ def _field(name: str, entry: Mapping[str, Any]) -> Sequence[Node]:
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, (dict, list)):
-        text = json.dumps(value, ensure_ascii=False)
-        return text.strip("[]") if isinstance(value, list) else text
     if value is None:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, (list, tuple)) and not any(isinstance(v, (dict, list)) for v in value):
+        return ", ".join(map(str, value))
+    if isinstance(value, (dict, list)):
+        return json.dumps(value, ensure_ascii=False)
     return str(value)

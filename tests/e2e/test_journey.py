@@ -136,7 +136,7 @@ def a_research_checkpoint_is_converted(page: Page, folder: Path) -> str:
     page.click("#inspect")
     expect(page.locator("#convert-answer")).to_contain_text("midlayer.", timeout=MINUTE)
     page.click("#convert")
-    page.click("#convert-answer a")
+    page.click("#convert-queued a")
     expect(page.locator("#run-header")).to_contain_text("succeeded", timeout=6 * MINUTE)
     run = api(page, f"/api/runs/{page.url.split('run=')[1]}")
     assert run["result"]["validation"]["first_token_acceptance"] is not None

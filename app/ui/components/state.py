@@ -115,12 +115,12 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[Children]], *, label:
 def long_table(
     headings: Iterable[str], rows: Iterable[Iterable[Children]], *, label: str, limit: int = 20
 ) -> Node:
-    """A table that starts with its first rows, says how many there are, and can be searched; what
-    a reader does with it stays in the browser.
+    """A table that starts with its first rows where it has far more, says how many, and can be
+    searched; what a reader does with it stays in the browser.
     """
     whole = list(rows)
     grid = table(headings, whole, label=label)
-    if len(whole) <= limit:
+    if len(whole) <= 1.5 * limit:
         return grid
     tools = el(
         "div",
