@@ -1,10 +1,12 @@
-"""Repairs two sampling faults of vLLM 0.32 on CPUs, from outside: a `vllm.general_plugins` entry.
+"""Repairs three faults of vLLM 0.32 on CPUs, from outside: a `vllm.general_plugins` entry.
 
 1. `expand_kernel` fills a temporary int64 copy instead of its output, so temperature, top-k and
    top-p of speculating requests are whatever the memory held: garbage text at temperature above 0
    (vllm-project/vllm#55005).
 2. `apply_top_k_only` takes the maximum of no rows when a step has nothing to sample for, and the
    engine dies: any request with top-k but without top-p.
+3. `rms_norm` with one weight a layer takes the first layer's for all. DFlash drafts norm the keys
+   of their context so: with two layers or more they propose other tokens than they mean.
 
 Every process of a server calls `apply` when it loads its plugins. Other versions and other
 platforms are left alone.
@@ -33,16 +35,22 @@ def needed() -> bool:
 
 
 def apply() -> None:
-    """Replace both functions, once a process."""
+    """Replace the three functions, once a process."""
     if not needed():
         return
+    from vllm import _custom_ops
     from vllm.utils import cpu_triton_utils
     from vllm.v1.sample.ops import topk_topp_sampler
 
     cpu_triton_utils._expand_kernel_impl = expand
     if topk_topp_sampler.apply_top_k_only.__module__ != __name__:
         topk_topp_sampler.apply_top_k_only = skipping_no_rows(topk_topp_sampler.apply_top_k_only)
-    logger.info("vLLM %s on a CPU: temperature and top-k sampling repaired", AFFECTED + "x")
+    if _custom_ops.rms_norm.__module__ != __name__:
+        _custom_ops.rms_norm = layer_by_layer(_custom_ops.rms_norm)
+    logger.info(
+        "vLLM %s on a CPU: temperature and top-k sampling repaired, DFlash's norms too",
+        AFFECTED + "x",
+    )
 
 
 def expand(
@@ -66,6 +74,19 @@ def skipping_no_rows(original: Callable[[Tensor, Tensor], Tensor]) -> Callable[.
         return original(logits, k) if logits.shape[0] else logits
 
     return apply_top_k_only
+
+
+def layer_by_layer(original: Callable[..., None]) -> Callable[..., None]:
+    """`original`, called once for each row of a weight that has one for each layer."""
+
+    def rms_norm(out: Tensor, input: Tensor, weight: Tensor | None, epsilon: float) -> None:
+        if weight is None or weight.dim() == 1:
+            original(out, input, weight, epsilon)
+            return
+        for layer, one in enumerate(weight):
+            original(out[layer], input[layer], one, epsilon)
+
+    return rms_norm
 
 
 def _cpu_wheel_of_vllm() -> bool:

@@ -1,4 +1,6 @@
-"""The two repaired functions; that vLLM samples well with them is seen in test_vllm_server.py."""
+"""The repaired functions; that vLLM samples well with them is seen in test_vllm_server.py, and that
+it drafts well in test_vllm_families.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import pytest
 import torch
 
 from workers import vllm_cpu_repair
-from workers.vllm_cpu_repair import expand, needed, skipping_no_rows
+from workers.vllm_cpu_repair import expand, layer_by_layer, needed, skipping_no_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.int64])
@@ -34,6 +36,19 @@ def test_no_rows_are_left_as_they_are_and_others_go_through() -> None:
     assert repaired(empty, torch.zeros(0, dtype=torch.long)) is empty
     assert repaired(torch.zeros(2, 8), torch.tensor([1, 2])).tolist() == [[2.0] * 8] * 2
     assert asked == [2]
+
+
+def test_each_layer_is_normed_with_its_own_weight() -> None:
+    def first_row_only(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, _: float) -> None:
+        out.copy_(x * weight.reshape(-1, x.shape[-1])[0])
+
+    repaired = layer_by_layer(first_row_only)
+    x, weight = torch.ones(2, 3, 4), torch.tensor([[1.0] * 4, [5.0] * 4])
+    out = torch.zeros_like(x)
+    repaired(out, x, weight, 1e-6)
+    assert torch.equal(out, x * weight[:, None])
+    repaired(out, x, weight[1], 1e-6)
+    assert torch.equal(out, 5 * x)
 
 
 @pytest.mark.parametrize(
