@@ -217,8 +217,8 @@ def test_twenty_drafts_of_a_version_load_there_as_their_conversions_do(tmp_path,
 
 
 def test_twenty_files_made_for_vllm_load_there_as_their_conversions_do(tmp_path):
-    """With a whole vocabulary: without `t2d` they load a reduced one with a map of zeros. And
-    without the nulls that it copies from an export, which their loader refuses.
+    """With a whole vocabulary: a missing `t2d` they take from uninitialised memory. And without
+    the nulls that it copies from an export, which their loader refuses.
     """
     for i, shape in enumerate(shapes(20, draft_vocab=96)):
         verifier = layouts.verifier(tmp_path / f"v{i}", shape, ends=True)
@@ -229,6 +229,77 @@ def test_twenty_files_made_for_vllm_load_there_as_their_conversions_do(tmp_path)
         asked = params(source, verifier, aux_layers=tuple(AFTER), norm_before_residual=True)
         convert(asked, tmp_path / f"o{i}")
         assert_load_alike(tmp_path / f"o{i}", source, without="embed_tokens.weight")
+
+
+# where speculators 0.9.0 does not convert or load right: the table in docs/conversion.md
+
+
+def theirs_of(tmp_path, make, shape, draft, **how):
+    """Their conversion of one checkpoint: its config and its tensors."""
+    source = make(tmp_path / "source", shape, draft, **how)
+    verifier = layouts.verifier(tmp_path / "v", shape)
+    convert_model(str(source), str(verifier), "eagle3", output_path=str(tmp_path / "theirs"))
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    return config, load_file(tmp_path / "theirs" / "model.safetensors")
+
+
+@pytest.mark.parametrize("make", [layouts.specforge, layouts.model_optimizer, layouts.angelslim])
+def test_they_do_not_look_for_the_ids_of_other_tools(tmp_path, make):
+    shape = Shape(draft_vocab=128)
+    config, _ = theirs_of(tmp_path, make, shape, layouts.weights(shape), ids=OUTPUT)
+    assert config["eagle_aux_hidden_state_layer_ids"] is None
+
+
+@pytest.mark.parametrize("norm", ["fc_norm", "norm_before_fc"])
+def test_they_drop_the_norms_before_fc(tmp_path, norm):
+    shape = Shape(**{norm: True})
+    draft = layouts.weights(shape)
+    config, tensors = theirs_of(tmp_path, layouts.specforge, shape, draft, **{norm: True})
+    assert config[norm] is True
+    assert not any(name.startswith(("fc_norm", "input_norm")) for name in tensors)
+
+
+def test_they_drop_a_map_without_its_other_side(tmp_path):
+    shape = Shape()
+    config, tensors = theirs_of(tmp_path, layouts.model_optimizer, shape, layouts.weights(shape))
+    assert config["draft_vocab_size"] < config["transformer_layer_config"]["vocab_size"]
+    assert not tensors.keys() & {"d2t", "t2d"}
+
+
+def test_they_drop_the_layers_of_a_model_prefix(tmp_path):
+    shape = Shape()
+    draft = layouts.weights(shape)
+    _, tensors = theirs_of(tmp_path, layouts.research, shape, draft, prefix="model.layers.0.")
+    name = "layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(tensors[name], draft[name])
+
+
+def test_they_refuse_the_nulls_that_convert_to_vllm_ckpt_copies(tmp_path):
+    shape = Shape()
+    verifier = layouts.verifier(tmp_path / "v", shape, ends=True)
+    source = layouts.made_for_vllm(
+        tmp_path / "s", shape, layouts.weights(shape), name=str(verifier)
+    )
+    with pytest.raises(Exception, match="expected bool, got NoneType"):
+        load_there(source)
+    convert(params(source, verifier, aux_layers=tuple(AFTER)), tmp_path / "ours")
+    assert load_there(tmp_path / "ours").t2d.sum() == shape.draft_vocab
+
+
+def test_they_take_a_missing_t2d_from_uninitialised_memory(tmp_path):
+    """Which mostly ends in sizes that do not match, and always in another map."""
+    shape = Shape()
+    draft = layouts.weights(shape, embedding=True)
+    del draft["t2d"]
+    verifier = layouts.verifier(tmp_path / "v", shape, ends=True)
+    source = layouts.speculators(tmp_path / "s", shape, draft, ids=AFTER, name=str(verifier))
+    try:
+        kept = load_there(source).t2d
+    except RuntimeError as error:
+        assert "size mismatch" in str(error)
+    else:
+        ids = torch.arange(shape.draft_vocab) + draft["d2t"]
+        assert not (kept.sum() == len(ids) and kept[ids].all())
 
 
 def assert_load_alike(ours, source, without=None):
