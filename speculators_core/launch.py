@@ -168,9 +168,7 @@ def _podman(served: Served, params: LaunchParams) -> list[str]:
             inside[what] = f"{_INSIDE}/{what}"
             mounts += ["-v", f"{place}:{inside[what]}:ro"]
     words = ["podman", "run", "--rm"]
-    words += [
-        part for gpu in params.gpus.split(",") for part in ("--device", f"nvidia.com/gpu={gpu}")
-    ]
+    words += [f"--device=nvidia.com/gpu={gpu}" for gpu in params.gpus.split(",")]
     words += ["--security-opt=label=disable", "--shm-size=4g", "--userns=keep-id:uid=1001"]
     words += ["-p", f"{params.port}:{_PORT}", *mounts]
     if not all(map(_is_directory, (served.model, served.verifier))):

@@ -20,6 +20,7 @@ LIGHT_CORE = (
     "speculators_core.config",
     "speculators_core.progress",
     "speculators_core.untrusted",
+    "speculators_core.launch",
     "speculators_core.conversion",
     "speculators_core.conversion.inspect",
     "speculators_core.models",

@@ -285,7 +285,8 @@ def _specforge_ids(config: Eagle3Config, _verifier: VerifierFacts | None) -> Ite
     if ids[0] != 2:
         meaning = (
             f"written as outputs {[k - 1 for k in ids]}; SGLang since its pull request 25454 adds "
-            "one only to a list that begins with 1, and would take the layers before these"
+            "one only to a list that begins with 1, and would take the layers before these; to "
+            f"convert back: --aux-layers {','.join(map(str, ids))}"
         )
         yield Loss(field=_IDS, value=ids, meaning=meaning)
 
