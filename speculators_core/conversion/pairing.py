@@ -10,6 +10,7 @@ from speculators_core.config import Eagle3Config, read_json
 from speculators_core.conversion.source import Source
 from speculators_core.conversion.target import REPORT
 from speculators_core.errors import PairingError
+from speculators_core.hub.reference import repository_of
 from speculators_core.models.hub import is_hub_id
 from speculators_core.models.verifier_config import VerifierFacts, tokenizer_fingerprint
 from speculators_core.params import ConvertParams
@@ -91,7 +92,8 @@ def _portable(
     verifier: VerifierFacts, params: ConvertParams, source: Source
 ) -> tuple[str, list[str]]:
     """A hub id where one is given or certain, else the path; never with the user's home in it."""
-    certain = params.verifier_name or hub_id_of(Path(verifier.path))
+    cached = repository_of(verifier.path)
+    certain = params.verifier_name or (cached.repository if cached else None)
     if certain:
         return certain, []
     known = _said_by(source) or _said_in(Path(verifier.path) / "config.json")
@@ -101,14 +103,6 @@ def _portable(
         f"any other: give its hub id (--verifier-name{offer})"
     )
     return without_home(verifier.path), [warning]
-
-
-def hub_id_of(path: Path) -> str | None:
-    """The hub id of a snapshot in a hub cache (`models--org--name/snapshots/revision`)."""
-    for part, child in zip(path.parts, path.parts[1:], strict=False):
-        if part.startswith("models--") and child == "snapshots":
-            return part.removeprefix("models--").replace("--", "/", 1)
-    return None
 
 
 def without_home(path: str) -> str:

@@ -102,7 +102,7 @@ def _is_base(value: Any) -> bool:
 
 
 def _has_scaling(scaling: Mapping[str, Any]) -> bool:
-    return scaling.get("rope_type", "default") != "default"
+    return bool(scaling.get("rope_type", "default") != "default")
 
 
 def _differs(base: float, theirs: Mapping[str, Any]) -> list[str]:

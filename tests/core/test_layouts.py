@@ -489,7 +489,7 @@ def test_the_users_home_is_in_no_output(tmp_path, monkeypatch):
 
 
 def test_a_snapshot_in_a_hub_cache_is_named_by_its_id(tmp_path):
-    place = tmp_path / "models--org--big-model" / "snapshots" / "0123abcd"
+    place = tmp_path / "models--org--big-model" / "snapshots" / ("0123abcd" * 5)
     verifier = layouts.verifier(place, SHAPE)
     plan = plan_of(layouts.research(tmp_path / "r", SHAPE, BARE), verifier)
     assert plan.config.speculators_config.verifier.name_or_path == "org/big-model"
