@@ -12,7 +12,6 @@ import gradio as gr
 from app.services import conversions, references, runs, speculators
 from app.services.views import RunView, SpeculatorView
 from app.ui.choices import verifier_names
-from app.ui.commands import submit_line
 from app.ui.components import state
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel, action
@@ -22,15 +21,14 @@ from app.ui.inspection import doubts_tree, params_text, tables_tree, warnings_tr
 from app.ui.page import (
     QUIET,
     SUBMIT,
-    attempt,
     frame,
     keep_current,
     problem,
     problem_of,
     run_link,
-    submitted,
     user_of,
 )
+from app.ui.submission import submit
 from speculators_core.errors import InputError, SpeclabError
 from speculators_core.params import ConvertParams, JobKind
 
@@ -71,13 +69,13 @@ def build(blocks: gr.Blocks) -> None:
             return [before, problem_of(error), *entered[len(PAIR) :]]
         return [*shown(form, chosen, before), *chosen[len(PAIR) :]]
 
-    def submit(request: gr.Request, *entered: Any) -> Node:
-        return attempt(lambda: _submit(form, entered, user_of(request)))
+    def convert(request: gr.Request, *entered: Any) -> Node:
+        return submit(form, JobKind.CONVERT, entered, user_of(request))
 
     settings = form.inputs[len(PAIR) :]
     look.click(inspect, form.inputs, [seen, answer], **QUIET)
     answer.click(choose, [seen, *form.inputs], [seen, answer, *settings], **QUIET)
-    go.click(submit, form.inputs, queued, validator=form.validator(), **SUBMIT)
+    go.click(convert, form.inputs, queued, validator=form.validator(), **SUBMIT)
     form.show_command(command, JobKind.CONVERT, blocks)
     form.open_with(blocks, {"verifier": verifier_names})
     keep_current(blocks, "Convert", navigation, lambda request: [_recent()], [recent])
@@ -171,13 +169,6 @@ def inspection_tree(seen: Mapping[str, Any], form: Form, entered: Sequence[Any])
         tables_tree(found),
         cls="stack",
     )
-
-
-def _submit(form: Form, entered: Sequence[Any], user: str) -> Node:
-    params = form.params(entered).model_dump(mode="json")
-    references.check_params(JobKind.CONVERT, params)
-    run = runs.submit(JobKind.CONVERT, params, owner=user)
-    return submitted(run, submit_line(run.kind, run.params))
 
 
 def _recent() -> Node:

@@ -8,16 +8,16 @@ from typing import Any
 
 import gradio as gr
 
-from app.services import deployments, references, runs
+from app.services import deployments
 from app.services.views import DeploymentView
 from app.ui.choices import speculator_names, verifier_names
-from app.ui.commands import submit_line
 from app.ui.components import state
 from app.ui.components.deployment import drafter, verifier, word
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel, action
 from app.ui.forms import Form
-from app.ui.page import QUIET, SUBMIT, attempt, frame, keep_current, submitted, user_of
+from app.ui.page import QUIET, SUBMIT, attempt, frame, keep_current, user_of
+from app.ui.submission import submit
 from speculators_core.params import DeployParams, JobKind
 
 NGRAM = "n-gram drafter (prompt lookup)"
@@ -25,7 +25,7 @@ NGRAM = "n-gram drafter (prompt lookup)"
 
 def build(blocks: gr.Blocks) -> None:
     """The page at /deploy."""
-    form = Form(DeployParams)
+    form = Form(DeployParams, nothing=NGRAM)
     with frame("Deploy") as navigation:
         Panel(introduction())
         with gr.Row():
@@ -41,13 +41,13 @@ def build(blocks: gr.Blocks) -> None:
         Panel(el("h2", "Deployments"))
         served = Panel(elem_id="deployments")
 
-    def submit(request: gr.Request, *entered: Any) -> Node:
-        return attempt(lambda: _submit(form, entered, user_of(request)))
+    def serve(request: gr.Request, *entered: Any) -> Node:
+        return submit(form, JobKind.DEPLOY, entered, user_of(request))
 
     def act(event: gr.EventData, request: gr.Request) -> Node:
         return attempt(lambda: _act(*action(event), user=user_of(request)))
 
-    go.click(submit, form.inputs, answer, validator=form.validator(), **SUBMIT)
+    go.click(serve, form.inputs, answer, validator=form.validator(), **SUBMIT)
     served.click(act, None, answer, **QUIET)
     form.show_command(command, JobKind.DEPLOY, blocks)
     form.open_with(blocks, {"speculator": _drafters, "verifier": verifier_names})
@@ -74,15 +74,6 @@ def introduction() -> Node:
 
 def _drafters() -> list[str]:
     return [*speculator_names(), NGRAM]
-
-
-def _submit(form: Form, entered: Sequence[Any], user: str) -> Node:
-    chosen = dict(zip(form.fields, entered, strict=True))
-    ngram = {"speculator": None} if chosen["speculator"] == NGRAM else {}
-    params = form.params(entered, **ngram).model_dump(mode="json")
-    references.check_params(JobKind.DEPLOY, params)
-    run = runs.submit(JobKind.DEPLOY, params, owner=user)
-    return submitted(run, submit_line(run.kind, run.params))
 
 
 def _act(what: str, deployment_id: str, user: str) -> Node:

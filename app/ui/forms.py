@@ -45,11 +45,19 @@ REFERENCES = ("verifier", "speculator", "checkpoint")
 
 
 class Form:
-    """Some fields of a parameter model as Gradio components, in the order given."""
+    """Some fields of a parameter model as Gradio components, in the order given. `nothing`: a
+    choice that stands for an empty field, in words.
+    """
 
-    def __init__(self, model: type[BaseModel], preset: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model: type[BaseModel],
+        preset: Mapping[str, Any] | None = None,
+        nothing: str | None = None,
+    ) -> None:
         self.model = model
         self.preset = dict(preset or {})
+        self.nothing = nothing
         self.fields: dict[str, gr.components.FormComponent] = {}
 
     def draw(self, *names: str, choices: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -75,7 +83,8 @@ class Form:
         """What is in the fields as parameters; an empty field means the model's default."""
         found = {}
         for name, value in zip(self.fields, entered, strict=True):
-            parsed = parse(self.model.model_fields[name], value)
+            given = None if self.nothing and value == self.nothing else value
+            parsed = parse(self.model.model_fields[name], given)
             if parsed is not None or _takes_none(self.model.model_fields[name]):
                 found[name] = parsed
         return found

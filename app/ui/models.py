@@ -8,16 +8,16 @@ from urllib.parse import quote
 
 import gradio as gr
 
-from app.services import data_sets, evaluations, references, runs, speculators, verifiers
+from app.services import data_sets, evaluations, speculators, verifiers
 from app.services.views import DataSetView, EvaluationView, SpeculatorView, VerifierView
 from app.ui.choices import data_names, speculator_names, verifier_names
-from app.ui.commands import submit_line
 from app.ui.components import state
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel
 from app.ui.conversion import deploy_link
 from app.ui.forms import Form
-from app.ui.page import SUBMIT, attempt, frame, keep_current, submitted, user_of
+from app.ui.page import SUBMIT, frame, keep_current, user_of
+from app.ui.submission import submit
 from speculators_core.params import EvaluateParams, JobKind, VerifierParams
 
 
@@ -41,9 +41,9 @@ def build(blocks: gr.Blocks) -> None:
             bring = gr.Button("Bring", variant="primary", elem_id="bring")
         answer = Panel(elem_id="models-answer")
 
-    def submit(form: Form, kind: JobKind) -> Any:
+    def submitter(form: Form, kind: JobKind) -> Any:
         def handler(request: gr.Request, *entered: Any) -> Node:
-            return attempt(lambda: _submit(form, kind, entered, user_of(request)))
+            return submit(form, kind, entered, user_of(request))
 
         return handler
 
@@ -51,7 +51,9 @@ def build(blocks: gr.Blocks) -> None:
         (measure, measuring, JobKind.EVALUATE),
         (bring, bringing, JobKind.VERIFIER),
     ):
-        button.click(submit(form, kind), form.inputs, answer, validator=form.validator(), **SUBMIT)
+        button.click(
+            submitter(form, kind), form.inputs, answer, validator=form.validator(), **SUBMIT
+        )
     measuring.show_command(command, JobKind.EVALUATE, blocks)
     registered = {"speculator": speculator_names, "verifier": verifier_names, "data": _prompts}
     measuring.open_with(blocks, registered)
@@ -60,13 +62,6 @@ def build(blocks: gr.Blocks) -> None:
 
 def _prompts() -> list[str]:
     return data_names("prompts", "chats")
-
-
-def _submit(form: Form, kind: JobKind, entered: Sequence[Any], user: str) -> Node:
-    params = form.params(entered).model_dump(mode="json")
-    references.check_params(kind, params)
-    run = runs.submit(kind, params, owner=user)
-    return submitted(run, submit_line(run.kind, run.params))
 
 
 def _known() -> Node:

@@ -18,7 +18,7 @@ from app.ui.components.markdown import markdown
 from app.ui.forms import Form
 from speculators_core.errors import InputError
 from speculators_core.params import ConvertParams
-from tests.app.test_conversions import LAYERS, RESIDUAL, barred
+from tests.app.test_conversions import LAYERS, RESIDUAL, barred, converted
 from tests.app.test_ui_payloads import a_run
 
 HOSTILE = '<img src=x onerror="window.__xss=7">${1}'
@@ -125,6 +125,15 @@ def test_what_was_typed_is_no_choice_but_shown_as_such(sqlite_store, form, inspe
 def test_settings_that_cannot_be_leave_the_doubts_in_sight(sqlite_store, form, inspected):
     _, tree = convert.shown(form, filled(form, speculative_tokens=9), None)
     assert "nine is too many" in text_of(tree) and len(nodes(tree, "fieldset")) == 2
+
+
+def test_what_was_measured_before_stands_beside_its_choice(sqlite_store, form, inspected):
+    known = {**OPEN, "choices": [{**CHOICES[0], "first_token_acceptance": 0.25}, CHOICES[1]]}
+    converted({"doubts": [known]}, checkpoint="c", verifier="v")
+    _, tree = convert.shown(form, filled(form), None)
+    usual, later, _ = nodes(nodes(tree, "fieldset")[0], "label")
+    assert "25.0 % of first tokens accepted" in text_of(usual)
+    assert "accepted" not in text_of(later)
 
 
 @pytest.mark.parametrize("sent", ["", "[]", "x", "7"])

@@ -117,6 +117,23 @@ def test_the_command_line_leaves_out_what_is_the_default():
     assert submit_line(JobKind.DEPLOY, typed) == "speclab submit deploy --verifier v"
 
 
+def test_a_choice_that_stands_for_nothing_is_an_empty_field():
+    form = Form(DeployParams, nothing="none at all")
+    with gr.Blocks():
+        form.draw("verifier", "speculator")
+    assert form.params(["v", "none at all"]).speculator is None
+    assert submit_line(JobKind.DEPLOY, form.values(["v", "none at all"])).endswith("--verifier v")
+
+
+def test_numbers_are_shown_as_exactly_as_they_are():
+    form = drawn(ConvertParams)
+    for base in (1e6, 283461213.0, 10000.0):
+        entered = form.entered({"checkpoint": "c", "verifier": "v", "rope_theta": base})
+        assert form.params(entered).rope_theta == base
+    assert form.changed(entered).keys() == {"checkpoint", "verifier", "rope_theta"}
+    assert form.holds(entered, {"rope_theta": 1e4}) and not form.holds(entered, {"rope_theta": 1e5})
+
+
 def _flags(kind: JobKind, words: list[str]) -> dict:
     """Flags as the command line's own reader takes them."""
     from app.commands.flags import _raw

@@ -132,36 +132,25 @@ def it_is_deployed(page: Page) -> None:
     expect(page.locator("#deployments button.stop")).to_have_count(0, timeout=MINUTE)
 
 
-def test_what_was_left_open_is_chosen_by_what_was_measured(lab: Lab, page: Page) -> None:
+def test_what_was_left_open_is_chosen_afterwards(lab: Lab, page: Page) -> None:
     params = {
         "checkpoint": str(lab.home / "heads" / NAME),
         "verifier": str(lab.home / "verifiers" / "tiny"),
+        "validate_on_verifier": False,
     }
+    ours = {"origin": lab.address}
     body = {"kind": "convert", "params": params, "name": "open"}
-    run = page.request.post("/api/runs", data=body, headers={"origin": lab.address}).json()
+    run = page.request.post("/api/runs", data=body, headers=ours).json()
     opened(page, f"/runs?run={run['id']}")
     result = page.locator("#run-result")
     expect(result).to_contain_text("It can't be deployed yet", timeout=2 * MINUTE)
     expect(result.get_by_role("button", name="Allow anyway")).to_have_count(0)
-    refused = page.request.post("/api/speculators/open/allow", headers={"origin": lab.address})
-    assert refused.status == 409
+    assert page.request.post("/api/speculators/open/allow", headers=ours).status == 409
     rows = result.get_by_label("Left open").locator("tbody tr")
-    expect(rows.first).to_contain_text(" %")
     rows.first.get_by_role("button", name="Convert again with this choice").click()
     queued(page, "#run-answer")
     expect(page.locator("#run-rest")).to_contain_text("2, 4, 5")
-    opened(page, "/convert")
-    fill(page, "#field-checkpoint", params["checkpoint"])
-    fill(page, "#field-verifier", params["verifier"])
-    page.click("#inspect")
-    doubt = page.locator("#convert-answer fieldset", has_text="Which verifier states")
-    expect(doubt).to_contain_text("% of first tokens accepted")
-
-
-def queued(page: Page, panel: str) -> None:
-    """Wait for the word that it is queued, and follow its link."""
-    expect(page.locator(panel)).to_contain_text("Queued:")
-    page.locator(f"{panel} a").first.click()
+    page.get_by_role("button", name="Cancel").click()
 
 
 def test_a_long_table_starts_with_its_first_rows_and_can_be_searched(lab: Lab, page: Page) -> None:
@@ -177,11 +166,11 @@ def test_a_long_table_starts_with_its_first_rows_and_can_be_searched(lab: Lab, p
     expect(table.locator(".count")).to_have_text(re.compile(r"^the first 20 shown, \d+ in all$"))
     expect(shown).to_have_count(20)
     table.locator("input").fill("layers.29.")
-    expect(table.locator(".count")).to_have_text(re.compile(r"^1\d of \d+ match$"))
+    expect(table.locator(".count")).to_have_text(re.compile(r"^9 of \d+ match$"))
     assert all("layers.29." in text for text in shown.all_inner_texts())
     table.locator("input").fill("")
     table.get_by_role("button", name="Show all").click()
-    assert shown.count() > 300
+    assert shown.count() > 200
 
 
 def fill(page: Page, field: str, value: str) -> None:
