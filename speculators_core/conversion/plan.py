@@ -7,6 +7,7 @@ become. `inspect` shows the plan, `convert` carries it out. Light: no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -111,6 +112,13 @@ class Plan:
     inspection: Inspection
     config: DraftConfig
     verifier: Source | None = None
+
+    def files(self, source: Source) -> list[Path]:
+        """The files that it takes tensors from: few of a whole model's, where it takes its MTP
+        head.
+        """
+        taken = {row.source for row in self.inspection.tensors}
+        return sorted({info.file for name, info in source.tensors.items() if name in taken})
 
     @property
     def eagle3(self) -> Eagle3Config:
