@@ -68,9 +68,10 @@ def cast(raw: Raw, found: str, wanted: str) -> Raw:
         return raw
     if found in _FLOATS:
         return _from_float(_to_float(raw, found), wanted)
-    numbers = raw.view(found)
+    numbers: NDArray[np.integer] = raw.view(found)
     if wanted == "bool":
-        return np.not_equal(numbers, 0).view(np.uint8)
+        flags: NDArray[np.bool_] = np.not_equal(numbers, 0)
+        return flags.view(np.uint8)
     return numbers.astype(np.int64).view(np.uint8)
 
 
@@ -83,10 +84,12 @@ def _to_float(raw: Raw, found: str) -> NDArray[np.floating]:
 def _from_float(values: NDArray[np.floating], wanted: str) -> Raw:
     with np.errstate(over="ignore"):
         if wanted == "float64":
-            return values.astype("<f8").view("u1")
-        single = values.astype("<f4", copy=False)  # as torch does from double to half
-        if wanted == "bfloat16":
-            bits = single.view("<u4")
-            rounded = bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))
-            return (rounded >> 16).astype("<u2").view("u1")
-        return single.astype(wanted).view("u1")
+            return values.astype(np.float64).view(np.uint8)
+        single = values.astype(np.float32, copy=False)  # as torch does from double to half
+        if wanted == "float32":
+            return single.view(np.uint8)
+        if wanted == "float16":
+            return single.astype(np.float16).view(np.uint8)
+        bits = single.view(np.uint32)
+        rounded = bits + (np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1)))
+        return (rounded >> 16).astype(np.uint16).view(np.uint8)

@@ -29,6 +29,14 @@ _KINDS = {
 }
 
 
+def is_here(name: str | Path) -> bool:
+    """Whether a text names something on this disk; not where it can't be a path at all."""
+    try:
+        return Path(name).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # longer than a name can be, or ~user of nobody
+        return False
+
+
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file to read. Raises `CheckpointError` for anything else, without waiting
     for a FIFO, and `FileNotFoundError` where there is nothing.

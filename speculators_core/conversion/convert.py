@@ -1,4 +1,4 @@
-"""Convert someone's EAGLE-3 checkpoint to the speculators format, and try it on its verifier.
+"""Convert someone's draft to the files that vLLM serves, and try it on its verifier.
 
 Tensors are streamed, one piece at a time; nothing in a pickle is run; the output directory appears
 only when all of it is written and checked. What a checkpoint can't tell is a doubt, measured where
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from speculators_core.conversion.digest import Digests
+from speculators_core.conversion.digest import Digests, known_digest
 from speculators_core.conversion.inspect import recognise
 from speculators_core.conversion.report import ConvertResult, Report, Validation, deployable
 from speculators_core.conversion.rounding import in_precision
@@ -21,7 +21,9 @@ from speculators_core.models.verifier_config import read_verifier
 from speculators_core.output import complete_or_absent
 from speculators_core.params import ConvertParams
 from speculators_core.progress import Portion, Progress, Quiet
-from speculators_core.untrusted import check_links
+from speculators_core.untrusted import check_links, is_here
+
+_HASHED_BYTES = 1 << 30
 
 
 def convert(
@@ -52,15 +54,17 @@ def convert(
         for warning in plan.inspection.warnings:
             progress.note(f"Warning: {warning}")
         (partial / "config.json").write_text(plan.config.to_json(), encoding="utf-8")
-        with Digests(source.files) as digests:
-            write_tensors(source, plan, partial, progress, params.max_shard_size)
-            hashes = digests.wait()
         validation = Validation(ok=None, first_token_acceptance=None, note="it was not asked for")
         inspection = plan.inspection
-        if params.validate_on_verifier:
-            from speculators_core.conversion.trial import try_out  # needs torch; writing doesn't
+        with Digests(_hashed(plan.files(source), params)) as digests:
+            write_tensors(source, plan, partial, progress, params.max_shard_size)
+            if params.validate_on_verifier:
+                from speculators_core.conversion.trial import try_out  # needs torch
 
-            validation, inspection = try_out(partial, source, layout, facts, plan, params, progress)
+                validation, inspection = try_out(
+                    partial, source, layout, facts, plan, params, progress
+                )
+            hashes = digests.wait()
         report = Report(output.name, source, plan, facts, validation, inspection, hashes)
         report.write(partial)
     return ConvertResult(
@@ -73,10 +77,18 @@ def convert(
     )
 
 
+def _hashed(files: Sequence[Path], params: ConvertParams) -> list[Path]:
+    """The source files whose SHA-256 is told. It takes longer than copying, and hides behind
+    validation: without it, only of what is small, and of what the hub has hashed already.
+    """
+    small = sum(file.stat().st_size for file in files) <= _HASHED_BYTES
+    return [f for f in files if params.validate_on_verifier or small or known_digest(f)]
+
+
 def _brought_here(checkpoint: str, progress: Progress) -> tuple[Path, Progress]:
     """The checkpoint's directory, downloaded where it is a hub id, and the progress that is left
     for the conversion.
     """
-    if Path(checkpoint).expanduser().exists():
+    if is_here(checkpoint):
         return locate(checkpoint), progress
     return locate(checkpoint, Portion(progress, 0.0, 0.4)), Portion(progress, 0.4, 1.0)

@@ -23,7 +23,7 @@ from speculators_core.errors import CheckpointError
 from speculators_core.hub.headers import looking_at, small_files
 from speculators_core.models.verifier_config import read_verifier
 from speculators_core.params import ConvertParams, parse_model
-from speculators_core.untrusted import check_links
+from speculators_core.untrusted import check_links, is_here
 
 LAYOUTS: tuple[Layout, ...] = (
     Native(),
@@ -61,8 +61,7 @@ def inspect(
             check_links(place, roots)
         facts = read_verifier(place)
     with looking_at(checkpoint) as directory:
-        near = Path(checkpoint).expanduser().exists()
-        source = open_source(directory, roots if near else None)
+        source = open_source(directory, roots if is_here(checkpoint) else None)
         return recognise(source).plan(source, facts, params).inspection
 
 

@@ -56,7 +56,7 @@ class ConvertResult(BaseModel):
 @dataclass(frozen=True)
 class Report:
     """All that is told of one conversion. `name` is what the result is called, `hashes` the
-    SHA-256 of each source file by its name.
+    SHA-256 of source files by their names, as far as they were computed.
     """
 
     name: str
@@ -75,8 +75,8 @@ class Report:
 
     def _values(self) -> dict[str, Any]:
         files = {
-            file.name: {"bytes": file.stat().st_size, "sha256": self.hashes[file.name]}
-            for file in self.source.files
+            file.name: {"bytes": file.stat().st_size, "sha256": self.hashes.get(file.name)}
+            for file in self.plan.files(self.source)
         }
         return {
             "source": {**self._origin(), "files": files, "config": self._source_config()},
@@ -113,14 +113,14 @@ class Report:
     def _card(self) -> str:
         config, verifier = self.plan.config, self._verifier()
         accepted, origin = self.validation.first_token_acceptance, self._origin()
-        hashes = (f"{file} sha256 {value}" for file, value in self.hashes.items())
+        hashes = "; ".join(f"{file} sha256 {value}" for file, value in self.hashes.items())
         facts = {
             "Verifier": f"{verifier} ({self.verifier.num_hidden_layers} layers, "
             f"H {self.verifier.hidden_size})",
             "Algorithm": config.algorithm,
             **facts_of(config),
             "First-token acceptance": "not measured" if accepted is None else f"{accepted:.3f}",
-            "Source": " at commit ".join(origin.values()) + f" ({'; '.join(hashes)})",
+            "Source": " at commit ".join(origin.values()) + (f" ({hashes})" if hashes else ""),
             "Licence": self._licence(),
         }
         about = f"{TITLES[config.algorithm]} for {verifier}, "

@@ -19,6 +19,7 @@ from speculators_core.errors import CheckpointError, InputError, SpeclabError
 from speculators_core.hub.client import asking, speaking
 from speculators_core.hub.download import Listing, RemoteFile, cached, fetch, listing
 from speculators_core.hub.reference import HubId, is_hub_id, parse_hub_id
+from speculators_core.untrusted import is_here
 
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja")
 """Configuration and tokenizer."""
@@ -37,8 +38,8 @@ def looking_at(checkpoint: str | Path) -> Iterator[Path]:
     at from afar.
     """
     text = str(checkpoint)
-    if Path(text).expanduser().exists() or not is_hub_id(text):
-        yield Path(text).expanduser()
+    if is_here(text) or not is_hub_id(text):
+        yield Path(text)
         return
     hub_id = parse_hub_id(text)
     if here := cached(hub_id, (*SMALL, *_WEIGHTS)):
@@ -56,8 +57,10 @@ def small_files(verifier: str) -> Path:
     """The directory of a verifier given by path or hub id, of which only configuration and
     tokenizer are sure to be there. Raises as `download.fetch`.
     """
-    if Path(verifier).expanduser().exists() or not is_hub_id(verifier):
+    if is_here(verifier):
         return Path(verifier).expanduser()
+    if not is_hub_id(verifier):
+        return Path(verifier)
     hub_id = parse_hub_id(verifier)
     return cached(hub_id, SMALL) or fetch(hub_id, SMALL).directory
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from speculators_core.config import rope_parameters
 from speculators_core.errors import CheckpointError
 from speculators_core.model_config import read_model_config
-from speculators_core.untrusted import open_regular
+from speculators_core.untrusted import is_here, open_regular
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
@@ -45,7 +45,7 @@ def read_verifier(path: str | Path) -> VerifierFacts:
     missing.
     """
     directory = Path(path)
-    if not directory.is_dir():
+    if not (is_here(directory) and directory.is_dir()):
         raise CheckpointError(
             "the verifier is not a directory",
             where=str(path),
