@@ -21,6 +21,8 @@ LIGHT_CORE = (
     "speculators_core.progress",
     "speculators_core.untrusted",
     "speculators_core.launch",
+    "speculators_core.hub",
+    "speculators_core.hub.reference",
     "speculators_core.conversion",
     "speculators_core.conversion.inspect",
     "speculators_core.models",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from app.settings import settings
 from app.store.engine import reading
 from app.store.models import DataSet, RunState, Speculator, VerifierModel
 from speculators_core.errors import Conflict, Forbidden, InputError, NotFound
+from speculators_core.hub.reference import is_hub_id
 from speculators_core.params import JobKind
 from speculators_core.untrusted import check_links, links, within
 
@@ -38,7 +38,6 @@ _REGISTRY_OF = {
 }
 """For each parameter that names something: the registry that is asked first."""
 _PATH_ONLY = frozenset({"source"})
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PRIVATE = frozenset({"broker", "links", "logs"})
 
 
@@ -58,7 +57,7 @@ def resolve(reference: str, field: str | None = None) -> str:
         return path
     if place.exists():
         return str(place.resolve())
-    if not _looks_like_path(reference) and _HUB_ID.fullmatch(reference):
+    if not _looks_like_path(reference) and is_hub_id(reference):
         return reference
     raise _unknown(reference)
 
