@@ -173,6 +173,12 @@ def test_a_long_table_starts_with_its_first_rows_and_can_be_searched(lab: Lab, p
     assert shown.count() > 200
 
 
+def queued(page: Page, panel: str) -> None:
+    """Wait for the word that it is queued, and follow its link."""
+    expect(page.locator(panel)).to_contain_text("Queued:")
+    page.locator(f"{panel} a").first.click()
+
+
 def fill(page: Page, field: str, value: str) -> None:
     page.fill(f"{field} input", value)
     page.keyboard.press("Enter")
