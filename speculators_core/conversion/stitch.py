@@ -178,7 +178,7 @@ def _keep(verifier: Source, changed: set[Path], directory: Path) -> list[str]:
             shutil.copytree(entry, place)
         elif entry in weights:
             _link_or_copy(entry.resolve(), place)
-        else:
+        elif entry.is_file():  # a socket or FIFO is no part of a model
             shutil.copyfile(entry, place)
     return sorted(file.name for file in weights - changed)
 

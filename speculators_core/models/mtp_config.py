@@ -42,11 +42,9 @@ class MTPLayers(DecoderConfig):
         """Whether the head's MLP is a mixture of experts."""
         if self.model_type != "qwen3_next":
             return self.model_type == "qwen3_5_moe_text"
-        at = self._pattern
-        dense = at in (self.mlp_only_layers or ())
-        return (
-            not dense and self.num_experts > 0 and (at + 1) % (self.decoder_sparse_step or 1) == 0
-        )
+        at, step = self._pattern, self.decoder_sparse_step or 1
+        dense = at in (self.mlp_only_layers or ()) or not self.num_experts
+        return not dense and (at + 1) % step == 0
 
     @property
     def _pattern(self) -> int:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -296,6 +299,29 @@ def test_stitching_takes_an_mtp_head_only_and_never_overwrites(tmp_path) -> None
     converted(model, model, tmp_path / "head")
     with pytest.raises(Conflict):
         stitched(tmp_path / "head", model, model)
+
+
+def test_the_command_stitches_and_tells_what_it_wrote(tmp_path) -> None:
+    model = with_mtp(tmp_path / "v", FAMILY, "qwen3_5")
+    converted(model, model, tmp_path / "head")
+    words = ["stitch-mtp", str(tmp_path / "head"), "--verifier", str(model), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "app.cli", *words, "--output", str(tmp_path / "out")],
+        env={**os.environ, "SPECLAB_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    heads = [name for name in load_file(model / FILE) if name.startswith("mtp.")]
+    assert (told["replaced"], told["rewritten"]) == (len(heads), [FILE])
+    assert config_of(tmp_path / "out") == config_of(model)
+
+
+def test_a_config_without_experts_names_what_is_missing(tmp_path) -> None:
+    model = with_mtp(tmp_path / "v", FAMILY, "qwen3_next", num_experts=None)
+    with pytest.raises(CheckpointError, match="has no place|is missing"):
+        inspect(model, model)
 
 
 @pytest.mark.parametrize("seed", range(20))
