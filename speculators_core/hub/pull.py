@@ -7,6 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from speculators_core.config import Eagle3Config
+from speculators_core.conversion.inspect import inspect
+from speculators_core.conversion.plan import Doubt
 from speculators_core.errors import CheckpointError
 from speculators_core.hub.download import fetch, listing
 from speculators_core.hub.reference import parse_hub_id
@@ -21,7 +24,8 @@ What = Literal["speculator", "verifier", "checkpoint"]
 
 class PullResult(BaseModel):
     """What `speclab pull --json` prints. `revision` is the commit, whatever was asked for; `what`
-    is `checkpoint` for a draft in a layout that has to be converted; `size` in bytes.
+    is `checkpoint` for a draft in a layout that has to be converted; `size` in bytes. `doubts` of
+    a speculator are those that its conversion would ask about.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -31,6 +35,7 @@ class PullResult(BaseModel):
     revision: str
     size: int
     what: What
+    doubts: list[Doubt] = []
 
 
 def pull(params: PullParams, progress: Progress | None = None) -> PullResult:
@@ -43,13 +48,21 @@ def pull(params: PullParams, progress: Progress | None = None) -> PullResult:
     safe = any(file.name.endswith(".safetensors") for file in found.files)
     patterns = (*NO_CODE, "*.md", *(() if safe else ("*.bin",)))
     got = fetch(found.hub_id, patterns, progress)
+    what = _what(got.directory)
     return PullResult(
         output=str(got.directory),
         repository=got.hub_id.repository,
         revision=str(got.hub_id.revision),
         size=got.size,
-        what=_what(got.directory),
+        what=what,
+        doubts=_doubts(got.directory) if what == "speculator" else [],
     )
+
+
+def _doubts(directory: Path) -> list[Doubt]:
+    """An EAGLE-3 draft may leave open which states it was trained on."""
+    eagle3 = isinstance(read_draft_config(directory), Eagle3Config)
+    return [d for d in inspect(directory).doubts if d.chosen is None] if eagle3 else []
 
 
 def _what(directory: Path) -> What:

@@ -81,6 +81,15 @@ def test_what_was_pulled_is_registered_with_its_commit(hub, models):
     assert (known.path, known.run_id) == (str(Path(result["output"]).resolve()), run_id)
 
 
+def test_a_pulled_draft_that_names_no_aux_layers_waits_for_a_person(hub, models, home):
+    config = tiny.draft_config("org/model", aux_layers=None)
+    draft = tiny.build_speculator(home / "models" / "silent", models[0], config=config)
+    hub.add("org/silent", files_of(draft))
+    _, result = done("pull", {"repository": "org/silent"})
+    known = speculators.get(result["name"])
+    assert not known.deployable and known.doubts[0]["about"] == "aux layers"
+
+
 def test_another_layout_is_left_to_be_converted(hub, models, home):
     research = tiny.build_research(home / "models" / "research", models[0], safetensors=True)
     hub.add("org/research", files_of(research))

@@ -25,7 +25,15 @@ def run(run: RunView, params: PullParams, reporter: Reporter) -> dict[str, Any]:
         return result
     if found.what == "speculator":
         registered = reporter.insist(
-            lambda: speculators.register(found.output, name, run_id=run.id).name
+            lambda: (
+                speculators.register(
+                    found.output,
+                    name,
+                    deployable=not found.doubts,
+                    doubts=result["doubts"],
+                    run_id=run.id,
+                ).name
+            )
         )
     else:
         registered = reporter.insist(
