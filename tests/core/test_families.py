@@ -320,15 +320,15 @@ def test_the_command_stitches_and_tells_what_it_wrote(tmp_path) -> None:
 
 def test_a_config_without_experts_names_what_is_missing(tmp_path) -> None:
     model = with_mtp(tmp_path / "v", FAMILY, "qwen3_next", num_experts=None)
-    with pytest.raises(CheckpointError, match="has no place|is missing"):
+    with pytest.raises(CheckpointError, match=r"has no place|is missing"):
         inspect(model, model)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_eagle_head_becomes_the_layout_that_vllm_serves(tmp_path, seed) -> None:
     family = drawn(seed, "safetensors", "sharded")
-    if seed in (3, 4):  # a pickle is read by a process of its own, which takes a second
-        family = replace(family, form="bin" if seed == 3 else "sharded bin")
+    if seed == 3:  # once: a pickle is read by a process of its own, which takes seconds
+        family = replace(family, form="sharded bin")
     biased = seed % 4 == 1
     verifier = families.verifier(tmp_path / "v", family)
     prefix = "model." if seed % 2 else ""
