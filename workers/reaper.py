@@ -122,7 +122,11 @@ class Reaper:
         limit = now() - timedelta(seconds=HOST_GONE_S)
         for run in claims.lost_runs(None, HOST_GONE_S):
             if run.host != self.host and (run.host is None or seen.get(run.host, limit) <= limit):
-                _lose(run, f"its host {run.host} has not been seen for {HOST_GONE_S / 60:.0f} min")
+                claims.lose(
+                    run.id,
+                    f"its host {run.host} has not been seen for {HOST_GONE_S / 60:.0f} min",
+                    run.attempt,
+                )
 
     def remove_partial_outputs(self) -> None:
         """Remove half-written outputs that no running job can be writing."""
@@ -143,7 +147,7 @@ class Reaper:
             return
         age = f"{run.heartbeat_age:.0f} s" if run.heartbeat_age is not None else "ever"
         why = f"its worker on {run.host} died (no sign of life for {age})"
-        _lose(run, why)
+        claims.lose(run.id, why, run.attempt)
         note(run.id, f"attempt {run.attempt} was lost: {why}")
 
     def _watched_s(self, run: RunView) -> float:
@@ -160,11 +164,6 @@ class Reaper:
             self.sweep()
             if self._ending.wait(self._every_s):
                 return
-
-
-def _lose(run: RunView, why: str) -> None:
-    if claims.mark_lost(run.id, why, run.attempt):
-        claims.requeue(run.id)
 
 
 def _last_written(directory: Path) -> float:

@@ -225,7 +225,7 @@ def _write(claim: Claim, conclusion: Conclusion) -> bool:
     if conclusion.again is None:
         return claims.finish(run_id, conclusion.state, conclusion.error, attempt=attempt)
     # also where the run could not be handed back because somebody cancelled it just now
-    return claims.mark_lost(run_id, why, attempt=attempt) and claims.requeue(run_id)
+    return claims.lose(run_id, why, attempt=attempt) is RunState.QUEUED
 
 
 def _told(conclusion: Conclusion) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.orm import Session, aliased
 
-from app.services.recovery import lost_runs, mark_lost, requeue
+from app.services.recovery import lose, lost_runs
 from app.services.slots import free_stale_slots, kinds_by_slot, list_slots, register_slots
 from app.services.views import View
 from app.services.waking import ready, unwoken, wake, wake_ready
@@ -32,11 +32,10 @@ __all__ = [
     "finish",
     "free_stale_slots",
     "list_slots",
+    "lose",
     "lost_runs",
-    "mark_lost",
     "progress",
     "register_slots",
-    "requeue",
     "set_job",
     "set_result",
     "state",

@@ -28,39 +28,38 @@ def lost_runs(host: str | None, older_than: float) -> list[RunView]:
         return [RunView.model_validate(row) for row in rows]
 
 
-def mark_lost(run_id: str, why: str, attempt: int | None = None) -> bool:
-    """End a run whose processes are known to be gone, and free its slot.
+def lose(run_id: str, why: str, attempt: int | None = None) -> RunState | None:
+    """End a run whose processes are known to be gone, and free its slot; the state it is in then.
 
-    A run that was asked to stop has stopped: it ends cancelled. False if it had ended already,
-    or is in another attempt than `attempt` by now.
+    Queued again, if its kind can resume and it has attempts left: in the same transaction, so that
+    whoever is killed here forgets no run. Cancelled, if it was asked to stop: it has stopped. Else
+    lost. None if it had ended already, or is in another attempt than `attempt` by now.
     """
-    error = Unavailable(
-        f"the run was lost: {why}", where=f"run {run_id}", hint="see its log; run it again"
-    ).as_dict()
     with writing() as session:
         run = session.get(Run, run_id, with_for_update=True)
-        if run is not None and run.state is RunState.CANCELLING:
-            state, said, expected = RunState.CANCELLED, None, RunState.CANCELLING
-        else:
-            state, said, expected = RunState.LOST, error, RunState.RUNNING
-        marked = end(session, run_id, state, said, expected=(expected,), attempt=attempt)
-    if marked:
-        logger.warning("run %s is lost: %s", run_id, why)
-        wake_ready()
-    return marked
-
-
-def requeue(run_id: str) -> bool:
-    """Queue a lost run again if its kind can resume and it has attempts left; else False."""
-    with writing() as session:
-        run = session.get(Run, run_id)
-        if run is None or run.state is not RunState.LOST or not can_requeue(run):
-            return False
-        why = (run.error or {}).get("message", "it was lost")
-        queued = _queue_again(session, run_id, f"queued again after attempt {run.attempt}: {why}")
-    if queued:
+        if run is None or run.state not in ACTIVE or attempt not in (None, run.attempt):
+            return None
+        again = run.state is RunState.RUNNING and can_requeue(run)
+        after = f"queued again after attempt {run.attempt}: {why}"
+        state = _lost(session, run, why)
+        if again:
+            _queue_again(session, run_id, after)
+    logger.warning("run %s is lost: %s", run_id, why)
+    if again:
         wake([run_id])
-    return queued
+    wake_ready()
+    return RunState.QUEUED if again else state
+
+
+def _lost(session: Session, run: Run, why: str) -> RunState:
+    if run.state is RunState.CANCELLING:
+        end(session, run.id, RunState.CANCELLED, expected=(RunState.CANCELLING,))
+        return RunState.CANCELLED
+    error = Unavailable(
+        f"the run was lost: {why}", where=f"run {run.id}", hint="see its log; run it again"
+    )
+    end(session, run.id, RunState.LOST, error.as_dict(), expected=(RunState.RUNNING,))
+    return RunState.LOST
 
 
 def hand_back(run_id: str, why: str, attempt: int | None = None) -> bool:

@@ -284,8 +284,7 @@ def test_late_reports_of_an_ended_run_change_nothing_and_are_logged(here, caplog
 def test_an_attempt_that_was_lost_can_not_speak_for_the_next_one(here):
     run_id = train()
     first = claims.claim("here")
-    claims.mark_lost(run_id, "it was silent")
-    claims.requeue(run_id)
+    assert claims.lose(run_id, "it was silent") is RunState.QUEUED
     second = claims.claim("here")
     assert (first.attempt, second.attempt) == (1, 2)
     silent_for(run_id, 60)
@@ -295,7 +294,7 @@ def test_an_attempt_that_was_lost_can_not_speak_for_the_next_one(here):
     assert not claims.set_result(run_id, {"output": "/old"}, attempt=first.attempt)
     assert not claims.set_job(run_id, 1, 1.0, attempt=first.attempt)
     assert not claims.finish(run_id, "failed", attempt=first.attempt)
-    assert not claims.mark_lost(run_id, "its worker died", attempt=first.attempt)
+    assert claims.lose(run_id, "its worker died", attempt=first.attempt) is None
     assert not recovery.hand_back(run_id, "its worker ends", attempt=first.attempt)
     claims.add_metrics(run_id, {1: {"loss": 9.0}}, attempt=first.attempt)
     assert runs.get(run_id) == before and runs.metrics(run_id) == []
@@ -316,27 +315,40 @@ def test_a_lost_run_that_can_resume_is_queued_again_until_its_attempts_are_used_
     follower = deploy(needs=[run_id])
     for attempt in range(1, settings().max_attempts + 1):
         assert claim() == run_id and runs.get(run_id).attempt == attempt
-        assert claims.mark_lost(run_id, "the job process is gone")
-        assert state(run_id) is RunState.LOST
-        assert all(slot.run_id is None for slot in claims.list_slots())
         more = attempt < settings().max_attempts
+        after = RunState.QUEUED if more else RunState.LOST
+        assert claims.lose(run_id, "the job process is gone") is after
+        assert state(run_id) is after
+        assert all(slot.run_id is None for slot in claims.list_slots())
         assert state(follower) is (RunState.QUEUED if more else RunState.FAILED)
-        assert claims.requeue(run_id) is more
         if more:
             assert "the job process is gone" in runs.get(run_id).progress_text
     assert state(run_id) is RunState.LOST
     assert "the job process is gone" in runs.get(run_id).error["message"]
 
 
+def test_whoever_dies_right_after_losing_a_run_has_queued_it_again(here, monkeypatch):
+    run_id = train()
+    claim()
+
+    def die(*_: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(recovery, "wake", die)
+    with pytest.raises(SystemExit):
+        claims.lose(run_id, "power loss")
+    assert state(run_id) is RunState.QUEUED
+
+
 def test_a_lost_deployment_waits_for_a_person_and_a_cancelling_one_ends_cancelled(here):
     served, job = deploy(), train()
     claim(), claim()
-    claims.mark_lost(served, "power loss")
-    assert not claims.requeue(served) and state(served) is RunState.LOST
+    assert claims.lose(served, "power loss") is RunState.LOST
+    assert state(served) is RunState.LOST
     runs.cancel(job, "ada")
-    assert claims.mark_lost(job, "power loss")
-    assert state(job) is RunState.CANCELLED and not claims.requeue(job)
-    assert not claims.mark_lost(job, "again")
+    assert claims.lose(job, "power loss") is RunState.CANCELLED
+    assert state(job) is RunState.CANCELLED
+    assert claims.lose(job, "again") is None
 
 
 def test_a_run_that_its_worker_hands_back_is_queued_again_and_loses_no_attempt(here):
