@@ -25,7 +25,7 @@ from speculators_core.progress import Progress
 from speculators_core.untrusted import check_links, open_regular
 from speculators_core.weights import SINGLE, weight_files
 
-_PIECE = 1 << 20  # bytes read at once: half of a core's L2 cache, far below any tensor
+_PIECE = 1 << 18  # bytes read at once: looked at and written while they are in the L2 cache
 _FILES = ("*.json", "*.safetensors", "*.bin")  # of a checkpoint on the hub
 
 
