@@ -22,7 +22,6 @@ _HOW = {
     "copied": "copied",
     "part": "joined",
     "derived": "derived",
-    "verifier": "taken from the verifier",
     "shared": "the verifier's own",
     "unused": "left out",
 }

@@ -12,13 +12,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from speculators_core.conversion import rows
-from speculators_core.conversion.pairing import verifier_block
+from speculators_core.conversion.pairing import (
+    check_layers,
+    check_sizes,
+    tokenizer_warnings,
+    verifier_block,
+)
 from speculators_core.conversion.plain import block_of, flat_config, positive
 from speculators_core.conversion.plan import Doubt, Inspection, Plan, TensorRow
 from speculators_core.conversion.rope import put_rope
 from speculators_core.conversion.source import Source
 from speculators_core.conversion.target import Fields
-from speculators_core.errors import CheckpointError, PairingError
+from speculators_core.errors import CheckpointError
 from speculators_core.models.dflash_config import SHARED, SLIDING, DFlashConfig
 from speculators_core.models.verifier_config import VerifierFacts
 from speculators_core.params import ConvertParams
@@ -69,7 +74,7 @@ class DFlash:
             tensors=_rows(result, source),
             config=fields.found,
             doubts=doubts,
-            warnings=[*warnings, *rows.tokenizer_warnings(source, verifier), *name_warnings],
+            warnings=[*warnings, *tokenizer_warnings(source, verifier), *name_warnings],
         )
         return Plan(inspection, result)
 
@@ -185,20 +190,13 @@ def _check_pairing(
     result: DFlashConfig, config: Mapping[str, Any], verifier: VerifierFacts
 ) -> None:
     layers = config.get("num_target_layers")
-    rows.check_sizes(
+    check_sizes(
         result.vocab_size,
         result.verifier_hidden_size,
         layers if isinstance(layers, int) else None,
         verifier,
     )
-    last = result.aux_hidden_state_layer_ids[-1]
-    if last > verifier.num_hidden_layers:
-        raise PairingError(
-            f"the draft reads the state after {last} layers, the verifier has "
-            f"{verifier.num_hidden_layers}",
-            where=_IDS,
-            hint="choose the verifier that the draft was trained for",
-        )
+    check_layers(result.aux_hidden_state_layer_ids, verifier, _IDS)
 
 
 def _rows(config: DFlashConfig, source: Source) -> list[TensorRow]:

@@ -14,6 +14,7 @@ from typing import Any
 from speculators_core.conversion import rows
 from speculators_core.conversion.header import TensorInfo
 from speculators_core.conversion.naming import count_layers, rename
+from speculators_core.conversion.pairing import check_sizes, tokenizer_warnings
 from speculators_core.conversion.plain import flat_config, origin_of, positive, put_context
 from speculators_core.conversion.plan import Inspection, Origin, Plan, TensorRow
 from speculators_core.conversion.rope import put_rope
@@ -60,13 +61,13 @@ class Eagle:
             where=str(source.directory / "config.json"),
         )
         if verifier:
-            rows.check_sizes(result.vocab_size, result.hidden_size, None, verifier)
+            check_sizes(result.vocab_size, result.hidden_size, None, verifier)
         inspection = Inspection(
             layout=self.name,
             tensors=_rows(result, named, source),
             config=fields.found,
             doubts=doubts,
-            warnings=[*warnings, *mixed, *rows.tokenizer_warnings(source, verifier)],
+            warnings=[*warnings, *mixed, *tokenizer_warnings(source, verifier)],
         )
         return Plan(inspection, result)
 

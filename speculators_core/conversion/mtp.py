@@ -15,7 +15,7 @@ from typing import Any
 
 from speculators_core.conversion import rows
 from speculators_core.conversion.header import TensorInfo
-from speculators_core.conversion.pairing import verifier_block
+from speculators_core.conversion.pairing import check_sizes, verifier_block
 from speculators_core.conversion.plan import Inspection, Plan, TensorRow
 from speculators_core.conversion.source import Source
 from speculators_core.conversion.target import Fields
@@ -58,7 +58,7 @@ class MTPHead:
         config = _config(fields, about, source)
         if verifier:
             layers = config.transformer_layer_config.num_hidden_layers
-            rows.check_sizes(config.vocab_size, config.verifier_hidden_size, layers, verifier)
+            check_sizes(config.vocab_size, config.verifier_hidden_size, layers, verifier)
         inspection = Inspection(
             layout=self.name,
             tensors=[*_rows(config, head, source), *_left_out(source)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +10,45 @@ from speculators_core.config import Eagle3Config, read_json
 from speculators_core.conversion.source import Source
 from speculators_core.conversion.target import REPORT
 from speculators_core.errors import PairingError
-from speculators_core.hub.reference import repository_of
-from speculators_core.models.hub import is_hub_id
+from speculators_core.hub.reference import is_hub_id, repository_of
 from speculators_core.models.verifier_config import VerifierFacts, tokenizer_fingerprint
 from speculators_core.params import ConvertParams
 
 _CONTEXT = "max_position_embeddings"
+_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def check_pairing(config: Eagle3Config, verifier: VerifierFacts) -> None:
     """Raise `PairingError` unless width, vocabulary and layer numbers fit the verifier."""
+    check_sizes(config.vocab_size, config.verifier_hidden_size, None, verifier)
+    check_layers(config.eagle_aux_hidden_state_layer_ids or (), verifier, _IDS)
+
+
+def check_sizes(
+    vocab_size: int, hidden_size: int, num_layers: int | None, verifier: VerifierFacts
+) -> None:
+    """Raise `PairingError` unless the verifier has these sizes (None: the draft does not say)."""
     for what, draft, theirs in (
-        ("vocabulary", config.vocab_size, verifier.vocab_size),
-        ("hidden size", config.verifier_hidden_size, verifier.hidden_size),
+        ("vocabulary", vocab_size, verifier.vocab_size),
+        ("hidden size", hidden_size, verifier.hidden_size),
+        ("number of layers", num_layers, verifier.num_hidden_layers),
     ):
-        if draft != theirs:
+        if draft is not None and draft != theirs:
             raise PairingError(
                 f"the draft was made for a verifier with {what} {draft}, this one has {theirs}",
                 where=verifier.path,
                 hint="choose the verifier that the draft was trained for",
             )
-    ids = config.eagle_aux_hidden_state_layer_ids or []
-    if ids and ids[-1] > verifier.num_hidden_layers:
+
+
+def check_layers(ids: Sequence[int], verifier: VerifierFacts, where: str) -> None:
+    """Raise `PairingError` unless the verifier has the states after these layers (ascending)."""
+    last = verifier.num_hidden_layers
+    if ids and ids[-1] > last:
         raise PairingError(
-            f"aux layer {ids[-1]} is out of range: the verifier has "
-            f"{verifier.num_hidden_layers} layers",
-            where="eagle_aux_hidden_state_layer_ids",
-            hint="name the layers the draft was trained on, counted after k layers: 0 to "
-            f"{verifier.num_hidden_layers}",
+            f"aux layer {ids[-1]} is out of range: the verifier has {last} layers",
+            where=where,
+            hint=f"name the layers the draft was trained on, counted after k layers: 0 to {last}",
         )
 
 
@@ -57,13 +68,21 @@ def pairing_warnings(
             f"{verifier.max_position_embeddings}: the verifier's are written, so that vLLM serves "
             f"them all, but beyond {own} the draft is untried"
         )
-    theirs = tokenizer_fingerprint(source.directory) or _recorded_fingerprint(source)
-    if theirs and theirs != verifier.tokenizer_fingerprint:
-        warnings.append(
-            "the tokenizer that came with the draft differs from the verifier's: "
-            "the same vocabulary size, but maybe not the same tokens"
-        )
+    warnings += tokenizer_warnings(source, verifier)
     return warnings
+
+
+def tokenizer_warnings(source: Source, verifier: VerifierFacts | None) -> list[str]:
+    """That draft and verifier may read tokens differently, where the draft brings a tokenizer or
+    its report names one.
+    """
+    own = tokenizer_fingerprint(source.directory) or _recorded_fingerprint(source)
+    if verifier is None or own is None or own == verifier.tokenizer_fingerprint:
+        return []
+    return [
+        "the tokenizer that came with the draft differs from the verifier's: "
+        "the same vocabulary size, but maybe not the same tokens"
+    ]
 
 
 def _recorded_fingerprint(source: Source) -> str | None:

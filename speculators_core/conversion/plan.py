@@ -18,7 +18,7 @@ from speculators_core.errors import InputError
 from speculators_core.models.verifier_config import VerifierFacts
 from speculators_core.params import ConvertParams
 
-How = Literal["copied", "derived", "shared", "unused", "verifier", "part"]
+How = Literal["copied", "derived", "shared", "part", "unused"]
 Origin = Literal["checkpoint", "tensors", "verifier", "layout", "parameter"]
 
 
@@ -53,7 +53,6 @@ class TensorRow(_Frozen):
     `copied`    the source's values, cast where dtypes differ
     `derived`   computed from `source`
     `shared`    not written: the verifier's own is used when the draft is loaded
-    `verifier`  copied from the verifier's checkpoint, where it is called `source`
     `part`      several sources make one target: their bytes one after the other, in row order
     `unused`    left out, for the reason
 
@@ -105,13 +104,10 @@ class Inspection(_Frozen):
 
 @dataclass(frozen=True)
 class Plan:
-    """An inspection, the config that the result would have, and the verifier's tensors where
-    some are copied from it.
-    """
+    """An inspection, and the config that the result would have."""
 
     inspection: Inspection
     config: DraftConfig
-    verifier: Source | None = None
 
     def files(self, source: Source) -> list[Path]:
         """The files that it takes tensors from: few of a whole model's, where it takes its MTP

@@ -1,4 +1,4 @@
-"""Rows of a plan, and the fit of draft and verifier, for drafts of other algorithms than EAGLE-3.
+"""The rows of a plan: what becomes of a tensor, or the error that says why it can't be.
 
 Light: no torch.
 """
@@ -10,12 +10,14 @@ from collections.abc import Mapping
 from speculators_core.conversion.header import TensorInfo
 from speculators_core.conversion.plan import DraftConfig, TensorRow
 from speculators_core.conversion.source import Source
-from speculators_core.errors import CheckpointError, PairingError
-from speculators_core.models.verifier_config import VerifierFacts, tokenizer_fingerprint
+from speculators_core.errors import CheckpointError
+from speculators_core.precision import castable
 
 
 def copied(target: str, info: TensorInfo, config: DraftConfig) -> TensorRow:
-    """A source tensor that becomes `target`. Raises `CheckpointError` for another shape."""
+    """A source tensor that becomes `target`. Raises `CheckpointError` for another shape, or
+    for a format that the result can't have.
+    """
     shape, dtype = config.tensor_shapes()[target], config.tensor_dtype(target)
     if info.shape != shape:
         raise CheckpointError(
@@ -23,10 +25,29 @@ def copied(target: str, info: TensorInfo, config: DraftConfig) -> TensorRow:
             where=f"{info.file}: {info.name}",
             hint="config.json and tensors disagree: do they belong together?",
         )
+    if not castable(info.dtype, dtype):
+        raise CheckpointError(
+            f"tensor {info.name} holds {info.dtype}, expected {dtype}",
+            where=f"{info.file}: {info.name}",
+            hint="a quantised draft can't be converted: use its weights before quantisation",
+        )
     reason = "renamed" if info.name != target else "as it is"
     reason += f", {info.dtype} to {dtype}" if info.dtype != dtype else ""
     return TensorRow(
         source=info.name, target=target, shape=list(shape), dtype=dtype, reason=reason, how="copied"
+    )
+
+
+def derived(target: str, other: TensorInfo, config: DraftConfig, reason: str) -> TensorRow:
+    """A tensor that is computed from `other`."""
+    shape, dtype = config.tensor_shapes()[target], config.tensor_dtype(target)
+    return TensorRow(
+        source=other.name,
+        target=target,
+        shape=list(shape),
+        dtype=dtype,
+        reason=reason,
+        how="derived",
     )
 
 
@@ -66,34 +87,6 @@ def no_place(info: TensorInfo, why: str, hint: str) -> CheckpointError:
         where=f"{info.file}: {info.name}",
         hint=hint,
     )
-
-
-def check_sizes(
-    vocab_size: int, hidden_size: int, num_layers: int | None, verifier: VerifierFacts
-) -> None:
-    """Raise `PairingError` unless the verifier has these sizes (None: the draft does not say)."""
-    for what, draft, theirs in (
-        ("vocabulary", vocab_size, verifier.vocab_size),
-        ("hidden size", hidden_size, verifier.hidden_size),
-        ("number of layers", num_layers, verifier.num_hidden_layers),
-    ):
-        if draft is not None and draft != theirs:
-            raise PairingError(
-                f"the draft was made for a verifier with {what} {draft}, this one has {theirs}",
-                where=verifier.path,
-                hint="choose the verifier that the draft was trained for",
-            )
-
-
-def tokenizer_warnings(source: Source, verifier: VerifierFacts | None) -> list[str]:
-    """That draft and verifier may read tokens differently, where the draft brings a tokenizer."""
-    own = tokenizer_fingerprint(source.directory)
-    if verifier is None or own is None or own == verifier.tokenizer_fingerprint:
-        return []
-    return [
-        "the tokenizer that came with the draft differs from the verifier's: "
-        "the same vocabulary size, but maybe not the same tokens"
-    ]
 
 
 def precision(named: Mapping[str, TensorInfo], main: str, source: Source) -> tuple[str, list[str]]:

@@ -21,6 +21,7 @@ from speculators_core.config import read_json
 from speculators_core.conversion import rows
 from speculators_core.conversion.header import TensorInfo
 from speculators_core.conversion.mtp import MTP, experts_of, native_name
+from speculators_core.conversion.pairing import check_sizes
 from speculators_core.conversion.source import Source, open_source
 from speculators_core.errors import CheckpointError, PairingError, Stopped
 from speculators_core.models.mtp_config import SHARED, MTPConfig
@@ -82,7 +83,7 @@ def _native(head: Source, verifier: Source) -> Source:
     config = _config_of(head)
     facts = read_verifier(verifier.directory)
     layers = config.transformer_layer_config.num_hidden_layers
-    rows.check_sizes(config.vocab_size, config.verifier_hidden_size, layers, facts)
+    check_sizes(config.vocab_size, config.verifier_hidden_size, layers, facts)
     named: dict[str, TensorInfo] = {}
     for target in sorted(config.tensor_shapes().keys() - SHARED):
         if target not in head.tensors:

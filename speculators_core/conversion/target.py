@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from speculators_core.config import Eagle3Config
+from speculators_core.conversion import rows
 from speculators_core.conversion.header import TensorInfo
 from speculators_core.conversion.plan import ConfigValue, Origin, TensorRow
 from speculators_core.conversion.source import Source
 from speculators_core.errors import CheckpointError
 from speculators_core.models.verifier_config import VerifierFacts
-from speculators_core.precision import castable
 
 REPORT = "conversion_report.json"
+_WHAT = "EAGLE-3 draft"
 _TOP_LEVEL = frozenset(Eagle3Config.model_fields)
 _UNUSED = (
     (re.compile(r"rotary_emb\.inv_freq$"), "computed from rope_parameters"),
@@ -54,11 +55,7 @@ class Fields:
 def tensor_of(named: Mapping[str, TensorInfo], target: str, source: Source) -> TensorInfo:
     """The source tensor that becomes `target`, or a `CheckpointError` that it is missing."""
     if target not in named:
-        raise CheckpointError(
-            f"tensor {target} is missing",
-            where=f"{source.directory}: {target}",
-            hint="the checkpoint is incomplete, or not an EAGLE-3 draft",
-        )
+        raise rows.missing(target, source, _WHAT)
     return named[target]
 
 
@@ -69,52 +66,30 @@ def tensor_rows(
     verifier: VerifierFacts | None,
 ) -> list[TensorRow]:
     """A row for each target and each left-over source tensor; names what can't be right."""
-    rows = [
-        _target_row(target, shape, named, config, source, verifier)
-        for target, shape in sorted(config.tensor_shapes().items())
-    ]
     expected = config.tensor_shapes()
-    rows += [_unused_row(t, i, source) for t, i in named.items() if t not in expected]
-    return rows
+    found = [_target_row(target, named, config, source, verifier) for target in sorted(expected)]
+    return found + [_unused_row(t, i) for t, i in named.items() if t not in expected]
 
 
 def _target_row(
     target: str,
-    shape: tuple[int, ...],
     named: Mapping[str, TensorInfo],
     config: Eagle3Config,
     source: Source,
     verifier: VerifierFacts | None,
 ) -> TensorRow:
-    dtype = config.tensor_dtype(target)
-    base = {"target": target, "shape": list(shape), "dtype": dtype}
     if target in named:
-        info = named[target]
-        if info.shape != shape:
-            raise CheckpointError(
-                f"tensor {info.name} has shape {list(info.shape)}, expected {list(shape)}",
-                where=f"{info.file}: {info.name}",
-                hint="config.json and tensors disagree: do they belong together?",
-            )
-        if not castable(info.dtype, dtype):
-            raise CheckpointError(
-                f"tensor {info.name} holds {info.dtype}, expected {dtype}",
-                where=f"{info.file}: {info.name}",
-                hint="a quantised draft can't be converted: use its weights before quantisation",
-            )
-        reason = "renamed" if info.name != target else "as it is"
-        reason += f", {info.dtype} to {dtype}" if info.dtype != dtype else ""
-        return TensorRow(source=info.name, reason=reason, how="copied", **base)
+        return rows.copied(target, named[target], config)
     other = {"d2t": "t2d", "t2d": "d2t"}.get(target)
     if other is not None and other in named:
-        reason = f"derived from {other}: the two say the same"
-        return TensorRow(source=named[other].name, reason=reason, how="derived", **base)
+        return rows.derived(
+            target, named[other], config, f"derived from {other}: the two say the same"
+        )
     if target == "embed_tokens.weight":
         _check_shareable(config, source, verifier)
         reason = "not in the file: the verifier's table is used when the draft is loaded"
-        return TensorRow(source=None, reason=reason, how="shared", **base)
-    tensor_of(named, target, source)
-    raise AssertionError(target)  # tensor_of has raised: the tensor is missing
+        return rows.shared(target, config, reason)
+    raise rows.missing(target, source, _WHAT)
 
 
 def _check_shareable(config: Eagle3Config, source: Source, verifier: VerifierFacts | None) -> None:
@@ -128,21 +103,12 @@ def _check_shareable(config: Eagle3Config, source: Source, verifier: VerifierFac
         )
 
 
-def _unused_row(target: str, info: TensorInfo, source: Source) -> TensorRow:
+def _unused_row(target: str, info: TensorInfo) -> TensorRow:
     reasons = [why for pattern, why in _UNUSED if pattern.search(info.name)]
     if target in ("d2t", "t2d"):
         reasons = ["the draft vocabulary is the whole vocabulary: no map is needed"]
     if not reasons:
-        raise CheckpointError(
-            f"tensor {info.name} {list(info.shape)} has no place in an EAGLE-3 draft",
-            where=f"{source.directory}: {info.name}",
-            hint="leaving it out would change the draft; this variant is not supported",
-        )
-    return TensorRow(
-        source=info.name,
-        target=None,
-        shape=list(info.shape),
-        dtype=info.dtype,
-        reason=reasons[0],
-        how="unused",
-    )
+        why = "no EAGLE-3 draft has such a tensor"
+        hint = "leaving it out would change the draft; this variant is not supported"
+        raise rows.no_place(info, why, hint)
+    return rows.unused(info, reasons[0])

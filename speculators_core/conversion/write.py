@@ -74,17 +74,14 @@ def _streamed(
     where the formats don't go together.
     """
     wanted = plan.config.tensor_dtype(target)
-    origins = []
-    for row in parts:
-        origin = plan.verifier if row.how == "verifier" else source
-        assert origin is not None
-        _check_castable(str(row.source), origin, wanted)
-        origins.append((origin, str(row.source)))
+    names = [str(row.source) for row in parts]
+    for name in names:
+        _check_castable(name, source, wanted)
 
     def pieces() -> Iterator[Raw]:
-        for origin, name in origins:
-            found = origin.tensors[name].dtype
-            for piece in origin.pieces(name):
+        for name in names:
+            found = source.tensors[name].dtype
+            for piece in source.pieces(name):
                 yield piece if found == wanted else _cast(name, piece, found, wanted)
 
     return pieces
