@@ -18,8 +18,9 @@ import numpy as np
 from speculators_core.conversion.child import PickledWeights
 from speculators_core.conversion.header import TensorInfo, read_headers
 from speculators_core.errors import CheckpointError, NotFound
+from speculators_core.hub.reference import is_hub_id
 from speculators_core.model_config import read_model_config
-from speculators_core.models.hub import is_hub_id, snapshot
+from speculators_core.models.hub import snapshot
 from speculators_core.precision import Raw
 from speculators_core.progress import Progress
 from speculators_core.untrusted import check_links, open_regular
@@ -43,8 +44,8 @@ class Source:
         return sorted({info.file for info in self.tensors.values()})
 
     def pieces(self, name: str) -> Iterator[Raw]:
-        """A tensor's bytes in order, never more than 64 MB at once; each piece is overwritten by
-        the next. Raises `CheckpointError` where the file has become shorter.
+        """A tensor's bytes in order, a few MB at most at once; each piece is overwritten by the
+        next. Raises `CheckpointError` where the file has become shorter.
         """
         info = self.tensors[name]
         return self.pickled.pieces(info) if self.pickled else _pieces(info)

@@ -26,12 +26,12 @@ from torch import Tensor
 from transformers import AutoTokenizer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from speculators_core.checkpoint import complete_or_absent
 from speculators_core.data.chats import Chat, read_chats
 from speculators_core.data.masks import Masked, Unmaskable, mask_chat
 from speculators_core.data.vocab_map import count_tokens, coverage, most_frequent, offsets
 from speculators_core.errors import CheckpointError, Conflict, DataError, Stopped
 from speculators_core.models.verifier_config import VerifierFacts, read_verifier
+from speculators_core.output import complete_or_absent
 from speculators_core.params import PrepareParams
 from speculators_core.progress import Progress, Quiet
 

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from speculators_core.checkpoint import complete_or_absent
 from speculators_core.data.domains import DOMAINS, Domain
 from speculators_core.data.writer import greedy, nucleus, write
 from speculators_core.decode.prompt import chat_ids, chat_text, rendered_ids
 from speculators_core.errors import DataError, Stopped
 from speculators_core.models.verifier import Verifier, fastest, load_verifier
+from speculators_core.output import complete_or_absent
 from speculators_core.params import SelfWriteParams
 from speculators_core.progress import Progress, Quiet
 

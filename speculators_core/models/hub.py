@@ -9,8 +9,7 @@ from speculators_core.errors import Unavailable
 from speculators_core.hub.download import cached, fetch
 from speculators_core.hub.reference import is_hub_id, parse_hub_id
 from speculators_core.progress import Progress
-
-__all__ = ["NO_CODE", "is_hub_id", "local_model", "snapshot"]
+from speculators_core.untrusted import is_here
 
 NO_CODE = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
@@ -20,7 +19,7 @@ def local_model(reference: str, progress: Progress | None = None) -> str:
 
     Raises as `snapshot`.
     """
-    if Path(reference).exists() or not is_hub_id(reference):
+    if is_here(reference) or not is_hub_id(reference):
         return reference
     return str(snapshot(reference, progress=progress))
 

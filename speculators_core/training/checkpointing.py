@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from speculators_core.checkpoint import complete_or_absent
 from speculators_core.errors import CheckpointError
+from speculators_core.output import complete_or_absent
 
 _STEP = "step-"
 _BEST = "best-"
