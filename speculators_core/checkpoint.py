@@ -16,9 +16,9 @@ from torch import Tensor
 from speculators_core.config import Eagle3Config
 from speculators_core.errors import CheckpointError
 from speculators_core.models.eagle3 import Eagle3Draft
-from speculators_core.output import complete_or_absent as complete_or_absent
+from speculators_core.output import complete_or_absent
 from speculators_core.vocabulary import check_vocab_map
-from speculators_core.weights import SINGLE, weight_files
+from speculators_core.weights import SINGLE, check_shapes, not_finite, weight_files
 
 
 def save_speculator(draft: Eagle3Draft, directory: Path, *, overwrite: bool = False) -> None:
@@ -78,26 +78,11 @@ def _load_files(directory: Path) -> dict[str, Tensor]:
 
 def check_tensors(tensors: dict[str, Tensor], config: Eagle3Config, file: Path) -> None:
     """Raise `CheckpointError` unless names, shapes, values and the vocabulary map are right."""
-    expected = config.tensor_shapes()
-    hint = "convert the checkpoint again, or ask where it came from"
-    for name in sorted(expected.keys() - tensors.keys()):
-        raise CheckpointError(f"tensor {name} is missing", where=f"{file}: {name}", hint=hint)
-    for name in sorted(tensors.keys() - expected.keys()):
-        raise CheckpointError(
-            f"tensor {name} has no place in this draft", where=f"{file}: {name}", hint=hint
-        )
-    for name, shape in expected.items():
-        found = tuple(tensors[name].shape)
-        if found != shape:
-            raise CheckpointError(
-                f"tensor {name} has shape {list(found)}, expected {list(shape)}",
-                where=f"{file}: {name}",
-                hint=hint,
-            )
-        if not all_finite(tensors[name]):
-            raise CheckpointError(
-                f"tensor {name} holds NaN or infinity", where=f"{file}: {name}", hint=hint
-            )
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    check_shapes(found, config.tensor_shapes(), file)
+    for name, tensor in tensors.items():
+        if not all_finite(tensor):
+            raise not_finite(name, file)
     if config.has_vocab_map:
         check_vocab_map(tensors["d2t"].numpy(), tensors["t2d"].numpy(), where=str(file))
 

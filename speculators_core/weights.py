@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,7 +33,11 @@ def weight_files(directory: Path, single: str = SINGLE) -> dict[Path, set[str]]:
         return {}
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
-        raise CheckpointError("the index names no files", where=str(index))
+        raise CheckpointError(
+            "the index names no files: its weight_map should be an object of tensor to file",
+            where=str(index),
+            hint="is the download complete?",
+        )
     files: dict[Path, set[str]] = {}
     for tensor, name in sorted(names.items(), key=lambda item: str(item[1])):
         if not isinstance(name, str) or Path(name).name != name or len(name.encode()) > _NAME:
@@ -43,6 +47,36 @@ def weight_files(directory: Path, single: str = SINGLE) -> dict[Path, set[str]]:
         if not file.exists():
             raise _not_here(file.name, index)
     return files
+
+
+def check_shapes(
+    found: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int, ...]],
+    where: Path,
+    lent: Set[str] = frozenset(),
+) -> None:
+    """Raise `CheckpointError` unless the tensors in `where` have the names and shapes that the
+    config implies; those in `lent` may be missing.
+    """
+    for name in sorted((expected.keys() ^ found.keys()) - (lent - found.keys())):
+        known = "is missing" if name in expected else "has no place in this draft"
+        raise _wrong(name, known, where)
+    for name, shape in found.items():
+        if shape != expected[name]:
+            raise _wrong(name, f"has shape {list(shape)}, expected {list(expected[name])}", where)
+
+
+def not_finite(name: str, where: Path) -> CheckpointError:
+    """The error that a tensor in `where` holds NaN or infinity."""
+    return _wrong(name, "holds NaN or infinity", where)
+
+
+def _wrong(name: str, why: str, where: Path) -> CheckpointError:
+    return CheckpointError(
+        f"tensor {name} {why}",
+        where=f"{where}: {name}",
+        hint="convert the checkpoint again, or ask where it came from",
+    )
 
 
 def _not_here(name: object, index: Path) -> CheckpointError:

@@ -20,6 +20,7 @@ from speculators_core.models.mtp_config import MTPConfig
 from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 from speculators_core.params import DeployParams
 from speculators_core.precision import all_finite
+from speculators_core.weights import check_shapes, not_finite
 
 NGRAM_TOKENS = 3  # K of the n-gram drafter, which has no config to say it
 MTP_TOKENS = 3  # K of an MTP head inside its verifier, whose config does not say it either
@@ -203,23 +204,12 @@ def _sound(directory: Path, config: Draft) -> None:
         shared = torch.zeros(1, 1).expand(config.vocab_size, config.hidden_size)
         load_speculator(directory, embedding=shared)
         return
-    source, shapes = open_source(directory), config.tensor_shapes()
-    for name in sorted(shapes.keys() ^ source.tensors.keys()):
-        if name not in _LENT:
-            raise _unsound(directory, name, "missing" if name in shapes else "one too many")
+    source = open_source(directory)
+    found = {name: info.shape for name, info in source.tensors.items()}
+    check_shapes(found, config.tensor_shapes(), directory, _LENT)
     for name, info in source.tensors.items():
-        if info.shape != shapes[name]:
-            raise _unsound(directory, name, f"{list(info.shape)}, expected {list(shapes[name])}")
         if not all(all_finite(piece, info.dtype) for piece in source.pieces(name)):
-            raise _unsound(directory, name, "not finite: it holds NaN or infinity")
-
-
-def _unsound(directory: Path, name: str, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"tensor {name} is {why}",
-        where=f"{directory}: {name}",
-        hint="convert the checkpoint again, or ask where it came from",
-    )
+            raise not_finite(name, directory)
 
 
 def _memory(weights: int, kv_cache: int) -> None:

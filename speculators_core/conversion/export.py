@@ -27,7 +27,7 @@ from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 from speculators_core.output import complete_or_absent
 from speculators_core.params import ExportParams
 from speculators_core.progress import Progress, Quiet
-from speculators_core.weights import Pending, write_weights
+from speculators_core.weights import Pending, check_shapes, write_weights
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _FIRST = "layers.0."
@@ -147,7 +147,8 @@ def export(
     verifier = read_verifier(small_files(params.verifier)) if params.verifier else None
     with complete_or_absent(output) as partial:
         source = open_source(directory)
-        _check_tensors(source, config)
+        found = {name: info.shape for name, info in source.tensors.items()}
+        check_shapes(found, config.tensor_shapes(), directory, {"embed_tokens.weight"})
         losses = [*_losses(config, layout, verifier), *_precision_losses(source, config)]
         _refuse(losses, layout, params)
         for loss in losses:
@@ -180,26 +181,6 @@ def _commands(served: Served, layout: _Layout, output: Path) -> Commands:
     found = lines(served)
     exported = lines(served.model_copy(update={"model": str(output), "layout": layout.name}))
     return found.model_copy(update={"sglang": exported.sglang, "notes": exported.notes})
-
-
-def _check_tensors(source: Source, config: Eagle3Config) -> None:
-    """Names and shapes are those of the config; the verifier's embedding may be left out."""
-    expected = config.tensor_shapes()
-    shared = {"embed_tokens.weight"} - source.tensors.keys()
-    for name in sorted((expected.keys() ^ source.tensors.keys()) - shared):
-        known = "is missing" if name in expected else "has no place in this draft"
-        raise CheckpointError(
-            f"tensor {name} {known}",
-            where=f"{source.directory}: {name}",
-            hint="convert the checkpoint again, or ask where it came from",
-        )
-    for name, info in source.tensors.items():
-        if info.shape != expected[name]:
-            raise CheckpointError(
-                f"tensor {name} has shape {list(info.shape)}, expected {list(expected[name])}",
-                where=f"{info.file}: {name}",
-                hint="config.json and tensors disagree: do they belong together?",
-            )
 
 
 def _losses(

@@ -79,13 +79,21 @@ def test_a_draft_that_vllm_would_serve_broken_is_refused(tmp_path, algorithm) ->
     name = "layers.1.mlp.up_proj.weight"
     for tensors, why in (
         ({n: t for n, t in whole.items() if n != name}, "is missing"),
-        ({**whole, "odd.weight": torch.ones(2)}, "one too many"),
+        ({**whole, "odd.weight": torch.ones(2)}, "no place"),
         ({**whole, name: torch.ones(3, 3)}, "expected"),
-        ({**whole, name: torch.full_like(whole[name], torch.inf)}, "not finite"),
+        ({**whole, name: torch.full_like(whole[name], torch.inf)}, "NaN or infinity"),
     ):
         save_file(tensors, draft / "model.safetensors")
         with pytest.raises(CheckpointError, match=why):
             preflight.examine(deployment(verifier, draft))
+
+
+def test_a_head_of_its_own_that_vllm_would_not_read_is_refused(tmp_path) -> None:
+    verifier, draft = made(tmp_path, "eagle")
+    whole = load_file(draft / "model.safetensors")
+    save_file({**whole, "lm_head.weight": torch.ones(2, 2)}, draft / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight has no place"):
+        preflight.examine(deployment(verifier, draft))
 
 
 def test_a_draft_of_another_verifier_is_refused(tmp_path) -> None:
