@@ -10,12 +10,14 @@ from typing import Any
 from app.services import runs, speculators
 from app.services.views import RunView
 from app.store.models import RunState
-from speculators_core.errors import CheckpointError, InputError, NotFound
+from speculators_core.config import read_json
+from speculators_core.errors import InputError, NotFound
 from speculators_core.params import JobKind
+from speculators_core.untrusted import read_bounded
 
 REPORT = "conversion_report.json"
 CARD = "README.md"
-_LARGEST = 8_000_000  # bytes; a report of thousands of tensors has one
+_CARD_BYTES = 8_000_000
 _LOOKED_AT = 50
 
 
@@ -24,19 +26,12 @@ def report(name: str) -> dict[str, Any]:
 
     Raises `NotFound` where it was not converted here, `CheckpointError` where the file is damaged.
     """
-    file = report_path(name)
-    try:
-        found = json.loads(_text(file))
-    except ValueError as error:
-        raise CheckpointError("the conversion report is damaged", where=str(file)) from error
-    if not isinstance(found, dict):
-        raise CheckpointError("the conversion report is no JSON object", where=str(file))
-    return found
+    return read_json(report_path(name))
 
 
 def card(name: str) -> str:
     """The text of a registered speculator's README.md. Raises `NotFound`."""
-    return _text(card_path(name))
+    return read_bounded(card_path(name), _CARD_BYTES).decode("utf-8", errors="replace")
 
 
 def report_path(name: str) -> Path:
@@ -96,11 +91,3 @@ def _file(name: str, file: str) -> Path:
     if path.is_symlink() or not path.is_file():
         raise NotFound(f"{name} has no {file}", hint="conversions write it, and trainings do not")
     return path
-
-
-def _text(path: Path) -> str:
-    with path.open("rb") as file:
-        content = file.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
-        raise CheckpointError(f"{path.name} is larger than {_LARGEST} bytes", where=str(path))
-    return content.decode("utf-8", errors="replace")

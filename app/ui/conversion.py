@@ -57,9 +57,9 @@ def _result(run: RunView, made: SpeculatorView) -> Node:
     )
 
 
-def acceptance(validation: Mapping[str, Any] | None) -> str:
-    """First-token acceptance, `–` where it was not measured."""
-    accepted = (validation or {}).get("first_token_acceptance")
+def acceptance(measured: Mapping[str, Any] | None) -> str:
+    """First-token acceptance of a validation or a choice, `–` where it was not measured."""
+    accepted = (measured or {}).get("first_token_acceptance")
     return state.number(None if accepted is None else 100 * accepted, 1, " %")
 
 
@@ -143,8 +143,7 @@ def _choices(run: RunView, number: int, doubt: Mapping[str, Any]) -> Node:
 
 
 def _measured(choice: Mapping[str, Any], best: float) -> Node:
-    accepted = choice.get("first_token_acceptance")
-    text = state.number(None if accepted is None else 100 * accepted, 1, " %")
+    accepted, text = choice.get("first_token_acceptance"), acceptance(choice)
     return el("strong", text) if accepted and accepted == best else text
 
 

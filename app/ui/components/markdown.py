@@ -23,7 +23,7 @@ _INLINE = re.compile(
 
 
 def markdown(text: str) -> Node:
-    """The tree of a Markdown text; headings start at the third level, below the page's own."""
+    """The tree of a Markdown text; its headings are of the second and third level."""
     lines = _METADATA.sub("", text.replace("\r\n", "\n"), count=1).split("\n")
     return el("div", _blocks(lines), cls="stack card-text")
 
