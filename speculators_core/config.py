@@ -319,9 +319,15 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path.name} is missing", where=str(path), hint="is this a checkpoint directory?"
         ) from None
     except ValueError as error:
-        raise CheckpointError(f"{path.name} can't be read: {error}", where=str(path)) from error
+        raise CheckpointError(
+            f"{path.name} can't be read: {error}",
+            where=str(path),
+            hint="copy or download it again",
+        ) from error
     if not isinstance(values, dict):
         raise CheckpointError(
-            f"{path.name} should hold a JSON object, found {type(values).__name__}", where=str(path)
+            f"{path.name} should hold a JSON object, found {type(values).__name__}",
+            where=str(path),
+            hint="copy or download it again",
         )
     return values

@@ -20,8 +20,7 @@ from speculators_core.hub.reference import is_hub_id, repository_of
 from speculators_core.models.draft_config import read_draft_config, verifier_of
 from speculators_core.params import LaunchParams
 
-METHODS = {"eagle3": "eagle3", "dflash": "dflash", "eagle": "eagle"}
-"""Algorithm of a speculator: what vLLM calls it."""
+_METHODS = ("eagle3", "dflash", "eagle")  # vLLM calls them as their algorithms are called
 EXPORT_REPORT = "export_report.json"
 _SGLANG_ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE"}
 _STITCH = (
@@ -134,14 +133,14 @@ def _notes(served: Served) -> list[str]:
 
 def speculative_config(served: Served) -> dict[str, Any]:
     """The value of vLLM's --speculative-config. K counts the drafted tokens alone."""
-    if served.algorithm not in METHODS:
+    if served.algorithm not in _METHODS:
         raise InputError(
             f"vLLM has no method for the algorithm {served.algorithm!r}",
             where="speculators_config.algorithm",
-            hint=f"known: {', '.join(METHODS)}",
+            hint=f"known: {', '.join(_METHODS)}",
         )
     return {
-        "method": METHODS[served.algorithm],
+        "method": served.algorithm,
         "model": served.model,
         "num_speculative_tokens": served.speculative_tokens,
     }
@@ -180,7 +179,11 @@ def _podman(served: Served, params: LaunchParams) -> list[str]:
 def _sglang(served: Served) -> list[str]:
     """A chain of K: SGLang's number of draft tokens counts the root as well."""
     if served.algorithm not in _SGLANG_ALGORITHMS:
-        raise InputError(f"SGLang serves no {served.algorithm!r} drafts from files like these")
+        raise InputError(
+            f"SGLang serves no {served.algorithm!r} drafts from files like these",
+            where="serving.algorithm",
+            hint=f"it serves {', '.join(_SGLANG_ALGORITHMS)}",
+        )
     k = served.speculative_tokens
     return [
         *("python3", "-m", "sglang.launch_server", "--model-path", served.verifier),

@@ -45,7 +45,7 @@ _TYPES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
         ("eagle_config", "dflash_config", "rope_scaling", "rope_parameters", *_NESTED),
     ),
     (
-        f"a positive integer below {_LARGEST}",
+        f"an integer from 0 to below {_LARGEST}",
         _is_size,
         (
             *("hidden_size", "intermediate_size", "moe_intermediate_size", "target_hidden_size"),

@@ -19,13 +19,12 @@ from speculators_core.errors import CheckpointError, InputError, SpeclabError
 from speculators_core.hub.client import asking, speaking
 from speculators_core.hub.download import Listing, RemoteFile, cached, fetch, listing
 from speculators_core.hub.reference import HubId, is_hub_id, parse_hub_id
-from speculators_core.untrusted import is_here
+from speculators_core.untrusted import JSON_BYTES, is_here
 
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja")
 """Configuration and tokenizer."""
 _WEIGHTS = ("*.safetensors", "*.bin")
 _SMALL_BYTES = 64_000_000
-_HEADER_BYTES = 25_000_000
 _FIRST_BYTES = 100_000  # holds the whole header of nearly every draft
 
 
@@ -81,7 +80,11 @@ def _lay_out(found: Listing, place: Path) -> None:
 
 def _unseen(hub_id: HubId, weights: Sequence[RemoteFile]) -> SpeclabError:
     if not weights:
-        return CheckpointError("the repository holds no weights", where=str(hub_id))
+        return CheckpointError(
+            "the repository holds no weights, expected *.safetensors or *.bin",
+            where=str(hub_id),
+            hint="check the id and the revision",
+        )
     return InputError(
         f"the weights are pickled ({weights[0].name}): they must be here to be looked at",
         where=str(hub_id),
@@ -92,9 +95,10 @@ def _unseen(hub_id: HubId, weights: Sequence[RemoteFile]) -> SpeclabError:
 def _lay_header(hub_id: HubId, file: RemoteFile, place: Path) -> None:
     start = _range(hub_id, file.name, 0, _FIRST_BYTES)
     length = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
-    if not 0 < length <= min(_HEADER_BYTES, file.size - 8):
+    if not 0 < length <= min(JSON_BYTES, file.size - 8):
         raise CheckpointError(
-            f"{file.name} is no safetensors file: its header should be {length} bytes long",
+            f"{file.name} is no safetensors file: its header should be {length} bytes long, "
+            f"the file has {file.size}, and no header is over {JSON_BYTES}",
             where=str(hub_id),
             hint="ask its author for a good file",
         )

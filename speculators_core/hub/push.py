@@ -99,6 +99,7 @@ def _operations(directory: Path, hub_id: HubId, params: PushParams) -> list[Comm
         raise CheckpointError(
             "the directory holds no speculator: config.json and safetensors weights are expected",
             where=str(directory),
+            hint="convert or train one first",
         )
     config, served = _portable_config(directory, hub_id, params)
     changed: dict[str, bytes] = {"config.json": config}

@@ -47,7 +47,9 @@ def parse_hub_id(reference: str, revision: str | None = None) -> HubId:
     if revision and not re.fullmatch(_REVISION, revision):
         raise InputError(f"{revision!r} is no revision", hint="give a branch, a tag or a commit")
     if revision and match["revision"] and revision != match["revision"]:
-        raise InputError(f"two revisions are named: {match['revision']} and {revision}")
+        raise InputError(
+            f"two revisions are named: {match['revision']} and {revision}", hint="name one"
+        )
     return HubId(match["repository"], revision or match["revision"])
 
 
