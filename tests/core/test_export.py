@@ -13,7 +13,8 @@ from safetensors import safe_open
 
 from speculators_core.config import Eagle3Config
 from speculators_core.conversion.convert import convert
-from speculators_core.conversion.export import LayoutConfig, export
+from speculators_core.conversion.export import export
+from speculators_core.conversion.exported import LayoutConfig
 from speculators_core.errors import CheckpointError, Conflict, InputError, Stopped
 from speculators_core.params import ConvertParams, ExportParams
 from tests import tiny
