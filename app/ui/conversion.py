@@ -47,7 +47,7 @@ def _result(run: RunView, made: SpeculatorView) -> Node:
             cls="card",
             aria_label="Result",
         ),
-        _doubts(run, result.get("doubts") or ()),
+        _doubts(result.get("doubts") or ()),
         warnings_tree(result.get("warnings") or ()),
         _file(
             "Model card", made, "card", lambda: markdown(conversions.card(made.name)), opened=True
@@ -112,20 +112,20 @@ def _allow(made: SpeculatorView) -> Node:
     )
 
 
-def _doubts(run: RunView, doubts: Sequence[Mapping[str, Any]]) -> Node | None:
+def _doubts(doubts: Sequence[Mapping[str, Any]]) -> Node | None:
     open_ = [(i, doubt) for i, doubt in enumerate(doubts) if doubt.get("chosen") is None]
     if not open_:
         return None
     return el(
         "section",
         el("h2", "Left open"),
-        (_choices(run, number, doubt) for number, doubt in open_),
+        (_choices(number, doubt) for number, doubt in open_),
         cls="stack",
         aria_label="Left open",
     )
 
 
-def _choices(run: RunView, number: int, doubt: Mapping[str, Any]) -> Node:
+def _choices(number: int, doubt: Mapping[str, Any]) -> Node:
     found = doubt.get("choices") or ()
     best = max((c.get("first_token_acceptance") or 0.0 for c in found), default=0.0)
     rows = (

@@ -8,7 +8,6 @@ Light: no torch.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +33,6 @@ _NAMES = {
     "mtp.layers.0.": "mtp_layers.0.",
 }
 """How a prefix in the verifier is called in the speculators format."""
-_EXPERT = re.compile(r"(?P<of>.+\.experts)\.(?P<at>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 _SERVED = "vLLM serves an MTP head inside its verifier: put it back with speclab stitch-mtp"
 
 

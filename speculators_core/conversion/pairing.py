@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from speculators_core.config import Eagle3Config, read_json
+from speculators_core.conversion.aux_layers import IDS
 from speculators_core.conversion.source import Source
 from speculators_core.conversion.target import REPORT
 from speculators_core.errors import PairingError
@@ -21,7 +22,7 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 def check_pairing(config: Eagle3Config, verifier: VerifierFacts) -> None:
     """Raise `PairingError` unless width, vocabulary and layer numbers fit the verifier."""
     check_sizes(config.vocab_size, config.verifier_hidden_size, None, verifier)
-    check_layers(config.eagle_aux_hidden_state_layer_ids or (), verifier, _IDS)
+    check_layers(config.eagle_aux_hidden_state_layer_ids or (), verifier, IDS)
 
 
 def check_sizes(
