@@ -18,6 +18,8 @@ from speculators_core.errors import CheckpointError
 from speculators_core.untrusted import JSON_BYTES, parse_json, read_bounded
 
 SPECULATORS_VERSION = "0.9.0"
+USUAL_AUX = 3
+"""How many aux states vLLM's Llama draft counts where no `num_aux_hidden_states` says another."""
 
 SomeConfig = TypeVar("SomeConfig", bound=BaseModel)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from speculators_core.config import Eagle3Config
+from speculators_core.config import USUAL_AUX, Eagle3Config
 from speculators_core.conversion.source import open_source
 from speculators_core.errors import CheckpointError, InputError, PairingError, Unavailable
 from speculators_core.models.dflash_config import DFlashConfig
@@ -26,7 +26,6 @@ NGRAM_TOKENS = 3  # K of the n-gram drafter, which has no config to say it
 MTP_TOKENS = 3  # K of an MTP head inside its verifier, whose config does not say it either
 _REFERENCE = ("ngram", "eagle3")  # what the reference engine drafts with
 _LENT = frozenset({"embed_tokens.weight", "lm_head.weight"})  # by the verifier, where not stored
-_VLLM_AUX = 3  # vLLM's Llama draft counts no other number of aux states
 _PROCESS_BYTES = 2 * 2**30  # interpreter, libraries and activations of a server
 _MOST_KV_BYTES = 4 * 2**30  # beyond one full request, on a CPU
 
@@ -132,10 +131,12 @@ def _eagle3_fits(speculator: Eagle3Config, verifier: VerifierFacts, where: str) 
             hint="convert it again with --aux-layers",
         )
     _within(ids, verifier, field)
-    if len(ids) != _VLLM_AUX:
+    counted = speculator.transformer_layer_config.model_extra or {}
+    if len(ids) != (said := counted.get("num_aux_hidden_states", USUAL_AUX)):
         raise PairingError(
-            f"the speculator reads {len(ids)} verifier states; servers support {_VLLM_AUX}",
-            where=field,
+            f"the speculator reads {len(ids)} verifier states, vLLM would count {said}",
+            where=f"{where}/config.json: transformer_layer_config.num_aux_hidden_states",
+            hint="convert it again: the number is then written where vLLM looks",
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from speculators_core.config import USUAL_AUX
 from speculators_core.conversion.aux_layers import StatedIds, put_aux_layers
 from speculators_core.conversion.header import TensorInfo
 from speculators_core.conversion.naming import count_layers, rename
@@ -25,7 +26,6 @@ from speculators_core.models.verifier_config import VerifierFacts
 from speculators_core.params import ConvertParams
 
 _SILENT_EPS = 1e-6
-_USUAL_AUX = 3
 _SWITCH_TENSORS = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}
 _NORM_OUTPUT_TAKEN = (
     "norm_output is set in the checkpoint and was taken as speculators means it (the normed state "
@@ -284,7 +284,7 @@ def put_widths(
             hint="is this the verifier that the draft was trained for?",
         )
     num_aux = fc.shape[1] // wide
-    if num_aux != _USUAL_AUX:
+    if num_aux != USUAL_AUX:
         fields.put("num_aux_hidden_states", num_aux, "tensors")
     return num_aux
 

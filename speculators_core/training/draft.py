@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from speculators_core.config import (
+    USUAL_AUX,
     Eagle3Config,
     LayerConfig,
     Proposal,
@@ -40,13 +41,15 @@ def aux_layers(params: TrainParams, facts: VerifierFacts) -> list[int]:
 
 def draft_config(params: TrainParams, facts: VerifierFacts, draft_vocab_size: int) -> Eagle3Config:
     """The config of a draft for this verifier: its widths, heads and rotary positions."""
+    ids = aux_layers(params, facts)
+    counted = {} if len(ids) == USUAL_AUX else {"num_aux_hidden_states": len(ids)}
     return Eagle3Config(
         draft_vocab_size=draft_vocab_size,
         norm_before_residual=params.norm_before_residual,
         norm_before_fc=params.norm_before_fc,
         fc_norm=params.fc_norm,
         norm_output=params.norm_output,
-        eagle_aux_hidden_state_layer_ids=aux_layers(params, facts),
+        eagle_aux_hidden_state_layer_ids=ids,
         dtype="bfloat16" if params.dtype == "bfloat16" else "float32",
         speculators_config=Speculators(
             proposal_methods=[
@@ -65,6 +68,7 @@ def draft_config(params: TrainParams, facts: VerifierFacts, draft_vocab_size: in
             vocab_size=facts.vocab_size,
             max_position_embeddings=facts.max_position_embeddings,
             rope_parameters=facts.rope_parameters,
+            **counted,
         ),
     )
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from speculators_core.checkpoint import check_vocab_map
 from speculators_core.data.prepare import load_prepared, prepare
 from speculators_core.errors import Conflict, DataError, Stopped
 from speculators_core.params import PrepareParams
+from speculators_core.vocabulary import check_vocab_map
 from tests.core.listening import Listener
 from tests.core.small_data import prepare_chats, write_chats
 
@@ -33,7 +33,7 @@ def test_tokens_masks_map_and_split_are_written(tmp_path: Path, tiny_verifier: P
     assert int(prepared.validation.sum()) == 2
     assert result.draft_vocab_size == 64 and 0.9 < result.coverage <= 1
     tensors = load_file(tmp_path / "out" / "tokens.safetensors")
-    check_vocab_map(tensors["offsets"], tensors["kept"], where="out")
+    check_vocab_map(tensors["offsets"].numpy(), tensors["kept"].numpy(), where="out")
     assert listener.fractions[-1] == 1.0 and "cover" in " ".join(listener.notes)
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -14,6 +15,7 @@ from playwright.sync_api import Page
 
 from tests.conftest import ROOT
 
+_START_S = 120
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -48,6 +50,18 @@ class Stage:
             text=True,
         )
         self.link = self._first_line()
+        self._wait_until_it_listens()
+
+    def _wait_until_it_listens(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while not self._listens():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the stage does not listen on port {self.port}")
+            time.sleep(0.1)
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def _first_line(self) -> str:
         assert self._process.stdout

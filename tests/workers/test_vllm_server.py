@@ -149,7 +149,10 @@ def test_a_verifier_without_weights_is_refused(pair, tmp_path: Path) -> None:
     [
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "not all within 0..8"),
         ({"eagle_aux_hidden_state_layer_ids": None}, "does not say which verifier states"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 4]}, "reads 2 verifier states"),
+        (
+            {"eagle_aux_hidden_state_layer_ids": [2, 4]},
+            "reads 2 verifier states, vLLM would count 3",
+        ),
         ({"target_hidden_size": 96}, "hidden size 96, this one's is 64"),
     ],
 )
