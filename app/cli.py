@@ -7,13 +7,16 @@ prints one JSON document on stdout, an error as `{"error": {kind, message, where
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 
 import typer
 
 from app.commands import core, generate, hub, inspect, machine, queue, serve, train
-from app.commands.output import Misuse, fail, say
-from speculators_core.errors import SpeclabError
+from app.commands.output import Misuse, fail
+from speculators_core.errors import SpeclabError, Stopped
+
+_INTERRUPTED = 130  # what Typer returns after Ctrl-C
 
 
 def build() -> typer.Typer:
@@ -45,15 +48,24 @@ def _status(arguments: Sequence[str] | None) -> int:
     except SpeclabError as error:
         return fail(error, as_json)
     except typer.Abort:
-        say("aborted")
-        return 1
+        return fail(Stopped("interrupted"), as_json)
     except Exception as error:
         if not _is_usage(error):
-            raise
+            traceback.print_exc()
+            return fail(_unexpected(error), as_json)
         if not str(error):  # no arguments: the help was shown
             return 2
         return fail(_misuse(error), as_json)
+    if status == _INTERRUPTED and as_json:
+        return fail(Stopped("interrupted"), as_json)
     return status if isinstance(status, int) else 0
+
+
+def _unexpected(error: Exception) -> SpeclabError:
+    return SpeclabError(
+        f"an unexpected fault: {type(error).__name__}: {error}",
+        hint="the lines above say where it happened",
+    )
 
 
 def _is_usage(error: Exception) -> bool:

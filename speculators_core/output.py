@@ -6,6 +6,7 @@ exists is complete.
 
 from __future__ import annotations
 
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from speculators_core.errors import Conflict, Unavailable
 @contextmanager
 def complete_or_absent(directory: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A fresh directory to write into; it becomes `directory` only when the block ends well."""
-    if directory.exists() and not overwrite:
+    if os.path.lexists(directory) and not overwrite:
         raise Conflict(
             "the output exists already",
             where=str(directory),

@@ -190,7 +190,7 @@ class ConvertParams(Params):
     norm_output: bool | None = Field(
         None, description="feed the normed state to the next step (3.1); empty: as the file says"
     )
-    rope_theta: Annotated[float, Field(gt=0.0)] | None = Field(
+    rope_theta: Annotated[float, Field(gt=0.0, lt=1 << 40)] | None = Field(
         None, description="RoPE base; empty: the file's, else the verifier's"
     )
     verifier_name: str | None = Field(

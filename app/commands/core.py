@@ -6,6 +6,7 @@ They work on files: no row, no lease. Where there is a local store, registered n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from app.commands.core_process import ProgressBar, run_core
 from app.commands.flags import parse, with_flags
 from app.commands.output import Json, emit
 from app.settings import settings
-from speculators_core.errors import Conflict
+from speculators_core.errors import Conflict, InputError
 from speculators_core.params import (
     ConvertParams,
     EvaluateParams,
@@ -25,6 +26,7 @@ from speculators_core.params import (
     SelfWriteParams,
     StitchParams,
 )
+from speculators_core.untrusted import is_here
 
 Flags = dict[str, Any]
 _REFERENCES = frozenset({"verifier", "speculator", "data", "checkpoint"})
@@ -86,14 +88,21 @@ def path_of(reference: str, field: str) -> str:
         from app.services import references
 
         return references.resolve(reference, field)
-    place = Path(reference).expanduser()
-    return str(place.absolute()) if place.exists() else reference
+    return str(Path(reference).expanduser().absolute()) if is_here(reference) else reference
 
 
 def new_place(output: Path) -> Path:
-    """The absolute path of an output that is not there yet."""
-    target = output.expanduser().absolute()
-    if target.exists():
+    """The absolute path of an output that is not there yet. Raises `Conflict`, or `InputError`
+    where it can't be a path.
+    """
+    try:
+        str(output).encode()  # cards and reports are UTF-8
+        target = output.expanduser().absolute()
+    except (UnicodeEncodeError, RuntimeError) as error:  # RuntimeError: ~user of an unknown user
+        raise InputError(
+            f"{str(output)!r} can't be an output: {error}", hint="name another place, in UTF-8"
+        ) from None
+    if os.path.lexists(target):
         raise Conflict(
             "the output exists already", where=str(target), hint="name a new place, or move it away"
         )

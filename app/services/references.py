@@ -23,7 +23,7 @@ from app.store.models import DataSet, RunState, Speculator, VerifierModel
 from speculators_core.errors import Conflict, Forbidden, InputError, NotFound
 from speculators_core.hub.reference import is_hub_id
 from speculators_core.params import JobKind
-from speculators_core.untrusted import check_links, links, within
+from speculators_core.untrusted import check_links, is_here, links, within
 
 _REGISTRIES: dict[str, type[VerifierModel] | type[Speculator] | type[DataSet]] = {
     "verifier": VerifierModel,
@@ -55,7 +55,7 @@ def resolve(reference: str, field: str | None = None) -> str:
     place = _place(reference)
     if not _looks_like_path(reference) and (path := _registered(reference, field)):
         return path
-    if place.exists():
+    if is_here(place):
         return str(place.resolve())
     if not _looks_like_path(reference) and is_hub_id(reference):
         return reference

@@ -23,7 +23,7 @@ from app.commands.flags import flag_of, parse, with_flags
 from app.commands.output import Misuse
 from app.services import runs
 from app.settings import settings
-from speculators_core.errors import Conflict, NotFound, SpeclabError, Stopped
+from speculators_core.errors import Conflict, InputError, NotFound, SpeclabError, Stopped
 from speculators_core.params import (
     PARAMS_OF,
     DeployParams,
@@ -92,11 +92,55 @@ def test_without_arguments_it_shows_help(tmp_path: Path) -> None:
     assert "up " in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("place", ["n" * 300, "n/" * 3000, "~nobody-of-that-name/x"])
+def test_what_can_not_be_a_path_is_status_1_and_json(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    status, said = in_process(capsys, "inspect", place, "--json")
+    assert (status, json.loads(said)["error"]["kind"]) == (1, "not_found")
+    done = speclab(
+        *("convert", str(tmp_path), "--verifier", "v", "--output", place, "--json"), home=home
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "error" in json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("place", ["~nobody-of-that-name/x", os.fsdecode(b"not \xff UTF-8")])
+def test_an_output_that_can_not_be_named_is_refused_before_the_work(place: str) -> None:
+    with pytest.raises(InputError, match="can't be an output"):
+        core.new_place(Path(place))
+
+
+def test_an_output_that_is_a_link_to_nowhere_is_there_already(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "absent")
+    with pytest.raises(Conflict, match="exists already"):
+        core.new_place(tmp_path / "link")
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [(KeyboardInterrupt(), "stopped"), (OSError("disk"), "error")]
+)
+def test_an_interrupt_and_a_fault_are_json_when_asked(
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: BaseException,
+    kind: str,
+) -> None:
+    def fail(*_: object) -> str:
+        raise fault
+
+    monkeypatch.setattr("app.commands.inspect.path_of", fail)
+    status, said = in_process(capsys, "inspect", "c", "--json")
+    assert (status, json.loads(said)["error"]["kind"]) == (1, kind)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["prepare", "a.jsonl", "--output", "o"], "--verifier"),
         (["convert", "c", "--verifier", "v", "--aux-layers", "2,x", "--output", "o"], "aux_layers"),
+        (["convert", "c", "--verifier", "v", "--rope-theta", "inf", "--output", "o"], "rope_theta"),
         (["train", "--data", "d", "--verifier", "v"], "--output"),
         (["train", "--data", "d", "--verifier", "v", "--epochs", "0", "--output", "o"], "epochs"),
         (["submit", "deploy", "--verifier", "v", "--engine", "magic"], "engine"),

@@ -37,5 +37,13 @@ def test_an_output_that_appears_meanwhile_is_not_replaced(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_an_error_of_ours(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(Unavailable), complete_or_absent(tmp_path / "file" / "out"):
+    for place in (tmp_path / "file" / "out", tmp_path / ("n" * 300)):
+        with pytest.raises(Unavailable), complete_or_absent(place):
+            pass
+
+
+def test_a_link_to_nowhere_is_not_replaced(tmp_path):
+    (tmp_path / "out").symlink_to(tmp_path / "absent")
+    with pytest.raises(Conflict, match="exists already"), complete_or_absent(tmp_path / "out"):
         pass
+    assert (tmp_path / "out").is_symlink()
