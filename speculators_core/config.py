@@ -317,9 +317,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values = parse_json(read_bounded(path, JSON_BYTES))
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{path.name} is missing", where=str(path), hint="is this a checkpoint directory?"
-        ) from None
+        hint = "is this a checkpoint directory?"
+        if not path.parent.is_dir():
+            hint = "there is no such directory; what is on the hub, speclab pull ORG/NAME fetches"
+        raise CheckpointError(f"{path.name} is missing", where=str(path), hint=hint) from None
     except ValueError as error:
         raise CheckpointError(
             f"{path.name} can't be read: {error}",

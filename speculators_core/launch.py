@@ -45,6 +45,7 @@ class Served(BaseModel):
     verifier: str
     speculative_tokens: int
     layout: str = "speculators"
+    aux_layers_known: bool = True
 
 
 class Commands(BaseModel):
@@ -82,6 +83,7 @@ def read_served(params: LaunchParams) -> Served:
         verifier=str(verifier) if is_hub_id(verifier) else str(Path(verifier).expanduser()),
         speculative_tokens=params.speculative_tokens or facts.get("speculative_tokens", 3),
         layout=facts.get("layout", "speculators"),
+        aux_layers_known=facts.get("aux_layers_known", True),
     )
 
 
@@ -91,6 +93,7 @@ def _of_draft(directory: Path) -> dict[str, Any]:
         "algorithm": config.algorithm,
         "verifier": verifier_of(config),
         "speculative_tokens": config.speculative_tokens,
+        "aux_layers_known": getattr(config, "eagle_aux_hidden_state_layer_ids", ()) is not None,
     }
 
 
@@ -118,6 +121,11 @@ def lines(served: Served, params: LaunchParams | None = None) -> Commands:
 
 def _notes(served: Served) -> list[str]:
     notes = []
+    if not served.aux_layers_known:
+        notes.append(
+            "config.json names no aux layers, and vLLM would take 2, n/2 and n-3 in silence: "
+            "convert again with --aux-layers"
+        )
     if not is_hub_id(served.verifier):
         notes.append(
             "the verifier is named by a path: on another machine pass its hub id "

@@ -6,6 +6,7 @@ exists is complete.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
@@ -15,10 +16,15 @@ from pathlib import Path
 
 from speculators_core.errors import Conflict, Unavailable
 
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+
 
 @contextmanager
 def complete_or_absent(directory: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """A fresh directory to write into; it becomes `directory` only when the block ends well."""
+    """A fresh directory to write into; it becomes `directory` only when the block ends well.
+
+    Raises `Conflict` where it is there already, `Unavailable` where the disk takes no more.
+    """
     if os.path.lexists(directory) and not overwrite:
         raise Conflict(
             "the output exists already",
@@ -49,6 +55,14 @@ def complete_or_absent(directory: Path, *, overwrite: bool = False) -> Iterator[
                 where=str(directory),
                 hint="two jobs write to one place: choose another output",
             ) from error
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise Unavailable(
+            f"the output can't be written: {error.strerror}",
+            where=str(directory),
+            hint="make room, or choose a place on another disk; nothing was left behind",
+        ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)

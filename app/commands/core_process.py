@@ -20,7 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 from app.supervisor import die_with
-from speculators_core.errors import SpeclabError, revive
+from speculators_core.errors import SpeclabError, Stopped, revive
 
 Event = dict[str, Any]
 
@@ -43,13 +43,15 @@ def run_core(kind: str, request: dict[str, Any], listener: Listener) -> dict[str
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     assert process.stdin and process.stdout and process.stderr
-    with _passing_on_signals(process):
+    with _passing_on_signals(process) as asked:
         answer = _Reader(process.stdout.read)
         with suppress(BrokenPipeError), process.stdin as stdin:  # its status will tell
             stdin.write(json.dumps(request).encode())
         for line in process.stderr:
             listener(_event(line))
         status = process.wait()
+    if asked and status == -signal.SIGTERM:
+        raise Stopped("the work was stopped before it began")
     return _result(answer.wait(), status)
 
 
@@ -94,17 +96,17 @@ class _Reader(threading.Thread):
 
 
 @contextmanager
-def _passing_on_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    asked = False
+def _passing_on_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """The signals that came meanwhile; the first asks the process to stop, the next kill it."""
+    asked: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
         process.send_signal(signal.SIGKILL if asked else signal.SIGTERM)
-        asked = True
+        asked.append(number)
 
     before = {n: signal.signal(n, pass_on) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield asked
     finally:
         if process.poll() is None:
             process.kill()

@@ -83,6 +83,7 @@ def _stated(config: Mapping[str, Any], source: Source) -> tuple[float | None, di
             where=where,
             hint="vLLM's Llama drafts rotate whole heads; this draft can't be expressed",
         )
+    _check_scaling(whole, where)
     kind, inner = whole.pop("type", "default"), whole.pop("rope_theta", None)
     outer = config.get("rope_theta")
     first, second = (inner, outer) if blocks[0] else (outer, inner)
@@ -94,6 +95,19 @@ def _stated(config: Mapping[str, Any], source: Source) -> tuple[float | None, di
             hint="correct config.json, or ask where the checkpoint came from",
         )
     return (None if base is None else float(base)), {"rope_type": kind, **whole}
+
+
+def _check_scaling(whole: Mapping[str, Any], where: str) -> None:
+    """Raise `CheckpointError` for a type that is no name, or a factor that is no number."""
+    for field, value in whole.items():
+        name = field in ("type", "rope_type")
+        number = field == "factor" or field.endswith("_freq_factor")
+        if (name and not isinstance(value, str)) or (number and not _is_base(value)):
+            raise CheckpointError(
+                f"{field} should be {'a name' if name else 'a positive number'}, found {value!r}",
+                where=f"{where}: {field}",
+                hint="correct rope_parameters or rope_scaling in config.json",
+            )
 
 
 def _is_base(value: Any) -> bool:

@@ -446,6 +446,14 @@ def test_ctrl_c_asks_the_work_to_stop_and_save(
         run_core("train", {}, lambda event: os.kill(os.getpid(), signal.SIGINT))
 
 
+def test_ctrl_c_before_the_work_began_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _core(monkeypatch, tmp_path, 'print("starting", file=sys.stderr); time.sleep(60)\n')
+    with pytest.raises(Stopped, match="before it began"):
+        run_core("train", {}, lambda event: os.kill(os.getpid(), signal.SIGINT))
+
+
 def test_work_ends_when_its_command_is_killed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

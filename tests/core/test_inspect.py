@@ -332,6 +332,15 @@ def test_a_sharded_checkpoint_is_read_whole(variant, tiny_verifier, research):
         inspect(directory)
 
 
+@pytest.mark.parametrize(
+    "scaling",
+    [{"type": 5}, {"rope_type": "yarn", "factor": "4"}, {"type": "llama3", "low_freq_factor": -1}],
+)
+def test_rotary_scaling_of_a_wrong_type_is_refused(variant, tiny_verifier, scaling):
+    with pytest.raises(CheckpointError, match=r"should be a (name|positive number), found"):
+        inspect(variant(config=lambda c: c.update(rope_scaling=scaling)), tiny_verifier)
+
+
 def test_places_that_hold_no_checkpoint_are_refused(tmp_path, tiny_research):
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         inspect(tmp_path)

@@ -33,6 +33,20 @@ def test_vllm_is_told_the_method_whatever_the_name():
         lines(DRAFT.model_copy(update={"algorithm": "medusa"}))
 
 
+def test_aux_layers_that_nobody_named_are_noted(tiny_verifier, tmp_path):
+    for aux, noted in (((2, 4, 5), False), (None, True)):
+        config = tiny.draft_config(tiny_verifier, aux_layers=aux)
+        draft = tiny.build_speculator(tmp_path / str(noted), tiny_verifier, config=config)
+        found = commands(LaunchParams(speculator=str(draft)))
+        assert any("names no aux layers" in note for note in found.notes) is noted
+
+
+def test_a_directory_that_is_not_there_is_told_from_an_empty_one(tmp_path):
+    for place, hint in ((tmp_path, "is this a checkpoint"), (tmp_path / "x", "no such directory")):
+        with pytest.raises(CheckpointError, match=hint):
+            commands(LaunchParams(speculator=str(place)))
+
+
 def test_podman_gets_devices_mounts_and_the_token_by_name_only(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     asked = LaunchParams(speculator="x", gpus="0,2", port=9000, image="quay.io/me/vllm:1")

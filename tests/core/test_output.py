@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from speculators_core.errors import Conflict, Unavailable
@@ -40,6 +43,14 @@ def test_a_place_that_cannot_be_written_is_an_error_of_ours(tmp_path):
     for place in (tmp_path / "file" / "out", tmp_path / ("n" * 300)):
         with pytest.raises(Unavailable), complete_or_absent(place):
             pass
+
+
+def test_a_full_disk_is_an_error_of_ours_and_leaves_nothing(tmp_path):
+    with pytest.raises(Unavailable, match="No space left"), complete_or_absent(tmp_path / "out"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(PermissionError), complete_or_absent(tmp_path / "out"):
+        raise PermissionError(errno.EACCES, "not about the output")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_link_to_nowhere_is_not_replaced(tmp_path):
