@@ -93,8 +93,13 @@ def _of_draft(directory: Path) -> dict[str, Any]:
         "algorithm": config.algorithm,
         "verifier": verifier_of(config),
         "speculative_tokens": config.speculative_tokens,
-        "aux_layers_known": getattr(config, "eagle_aux_hidden_state_layer_ids", ()) is not None,
+        "aux_layers_known": knows_aux_layers(config),
     }
+
+
+def knows_aux_layers(config: object) -> bool:
+    """Whether a draft that takes aux states says which; True for one of another algorithm."""
+    return getattr(config, "eagle_aux_hidden_state_layer_ids", ()) is not None
 
 
 def commands(params: LaunchParams) -> Commands:
@@ -123,7 +128,7 @@ def _notes(served: Served) -> list[str]:
     notes = []
     if not served.aux_layers_known:
         notes.append(
-            "config.json names no aux layers, and vLLM would take 2, n/2 and n-3 in silence: "
+            "config.json names no aux layers, and servers would take 2, n/2 and n-3 in silence: "
             "convert again with --aux-layers"
         )
     if not is_hub_id(served.verifier):

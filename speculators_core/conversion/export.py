@@ -28,7 +28,14 @@ from speculators_core.conversion.losses import Loss, losses_of, precision_losses
 from speculators_core.conversion.source import Source, open_source
 from speculators_core.errors import InputError, Stopped
 from speculators_core.hub.headers import small_files
-from speculators_core.launch import EXPORT_REPORT, Commands, Served, lines, portable_name
+from speculators_core.launch import (
+    EXPORT_REPORT,
+    Commands,
+    Served,
+    knows_aux_layers,
+    lines,
+    portable_name,
+)
 from speculators_core.models.verifier_config import read_verifier
 from speculators_core.output import complete_or_absent
 from speculators_core.params import ExportParams
@@ -83,6 +90,7 @@ def export(
         model=str(directory),
         verifier=named or known,
         speculative_tokens=config.speculative_tokens,
+        aux_layers_known=knows_aux_layers(config),
     )
     return ExportResult(
         output=str(output),
@@ -145,6 +153,7 @@ def _describe(partial: Path, name: str, directory: Path, source: Source, facts: 
         model=name,
         verifier=facts.verifier,
         speculative_tokens=config.speculative_tokens,
+        aux_layers_known=knows_aux_layers(config),
         layout=layout.name,
     )
     report = {

@@ -19,7 +19,7 @@ from speculators_core.conversion.plan import Doubt, DraftConfig, Inspection, Pla
 from speculators_core.conversion.source import Source
 from speculators_core.conversion.target import REPORT
 from speculators_core.hub.reference import is_hub_id, repository_of
-from speculators_core.launch import Served, portable_name
+from speculators_core.launch import Served, knows_aux_layers, portable_name
 from speculators_core.models.verifier_config import VerifierFacts
 
 _STITCHED = "an MTP head is served inside its verifier: put it there with speclab stitch-mtp"
@@ -108,6 +108,7 @@ class Report:
             model=self.name,
             verifier=self._verifier(),
             speculative_tokens=config.speculative_tokens,
+            aux_layers_known=knows_aux_layers(config),
         )
 
     def _card(self) -> str:

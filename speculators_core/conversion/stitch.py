@@ -23,7 +23,7 @@ from speculators_core.conversion.header import TensorInfo
 from speculators_core.conversion.mtp import MTP, experts_of, native_name
 from speculators_core.conversion.pairing import check_sizes
 from speculators_core.conversion.source import Source, open_source
-from speculators_core.errors import CheckpointError, PairingError, Stopped
+from speculators_core.errors import CheckpointError, Conflict, PairingError, Stopped
 from speculators_core.models.mtp_config import SHARED, MTPConfig
 from speculators_core.models.verifier_config import read_verifier
 from speculators_core.output import complete_or_absent
@@ -53,9 +53,16 @@ def stitch_mtp(
     must not exist yet.
 
     Raises `CheckpointError` where the head is not whole, `PairingError` where it is another
-    verifier's, `Conflict` where `output` exists, `Stopped` on request; nothing is left behind then.
+    verifier's, `Conflict` where `output` exists or lies in the verifier, `Stopped` on request;
+    nothing is left behind then.
     """
     output, progress = Path(output), progress or Quiet()
+    if output.resolve().is_relative_to(Path(params.verifier).resolve()):
+        raise Conflict(
+            "the output lies in the verifier's directory, which is copied with all that it holds",
+            where=str(output),
+            hint="choose a place outside of it",
+        )
     with complete_or_absent(output) as directory:
         head, verifier = open_source(params.speculator), open_source(params.verifier)
         if verifier.pickled:

@@ -301,6 +301,15 @@ def test_stitching_takes_an_mtp_head_only_and_never_overwrites(tmp_path) -> None
         stitched(tmp_path / "head", model, model)
 
 
+def test_stitching_does_not_copy_its_output_into_itself(tmp_path) -> None:
+    model = with_mtp(tmp_path / "v", FAMILY, "qwen3_5")
+    converted(model, model, tmp_path / "head")
+    (model / "more").mkdir()
+    with pytest.raises(Conflict, match="lies in the verifier's directory"):
+        stitched(tmp_path / "head", model, model / "more" / "out")
+    assert list((model / "more").iterdir()) == []
+
+
 def test_the_command_stitches_and_tells_what_it_wrote(tmp_path) -> None:
     model = with_mtp(tmp_path / "v", FAMILY, "qwen3_5")
     converted(model, model, tmp_path / "head")

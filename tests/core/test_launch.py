@@ -39,6 +39,10 @@ def test_aux_layers_that_nobody_named_are_noted(tiny_verifier, tmp_path):
         draft = tiny.build_speculator(tmp_path / str(noted), tiny_verifier, config=config)
         found = commands(LaunchParams(speculator=str(draft)))
         assert any("names no aux layers" in note for note in found.notes) is noted
+        written = tmp_path / f"exported {noted}"
+        export(ExportParams(speculator=str(draft), accept_losses=True), written)
+        found = commands(LaunchParams(speculator=str(written)))
+        assert any("names no aux layers" in note for note in found.notes) is noted
 
 
 def test_a_directory_that_is_not_there_is_told_from_an_empty_one(tmp_path):
