@@ -192,6 +192,7 @@ def test_a_wrong_field_says_so_beside_itself_and_submits_nothing(page: Page):
     opened(page, "/convert")
     expect(page.locator("#field-verifier input")).to_have_value("smollm2-135m-instruct")
     page.locator("#field-speculative-tokens textarea, #field-speculative-tokens input").fill("no")
+    page.keyboard.press("Tab")
     page.locator("#convert").click()
     expect(page.locator("#field-checkpoint")).to_contain_text("This is needed.")
     expect(page.locator("#field-speculative-tokens")).to_contain_text("Must be a whole number")

@@ -57,7 +57,7 @@ def main() -> None:
     if MODE == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    time.sleep(0.3)
+    time.sleep(1)  # several looks of whoever waits for it
     ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
 
 
