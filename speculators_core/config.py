@@ -107,6 +107,7 @@ class LayerConfig(DecoderConfig):
     """The layers of an EAGLE draft: a Llama's."""
 
     model_type: Literal["llama"] = "llama"
+    hidden_act: Literal["silu"] = "silu"  # all that vLLM's Llama computes
     intermediate_size: int = Field(ge=1)
     mlp_bias: bool = False
 

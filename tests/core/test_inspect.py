@@ -341,6 +341,11 @@ def test_rotary_scaling_of_a_wrong_type_is_refused(variant, tiny_verifier, scali
         inspect(variant(config=lambda c: c.update(rope_scaling=scaling)), tiny_verifier)
 
 
+def test_an_activation_that_no_llama_of_vllm_has_is_refused(variant, tiny_verifier):
+    with pytest.raises(CheckpointError, match="hidden_act: Input should be 'silu'"):
+        inspect(variant(config=lambda c: c.update(hidden_act="gelu")), tiny_verifier)
+
+
 def test_places_that_hold_no_checkpoint_are_refused(tmp_path, tiny_research):
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         inspect(tmp_path)
