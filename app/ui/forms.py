@@ -6,6 +6,7 @@ beside a field what is wrong with it.
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
@@ -42,6 +43,7 @@ TRISTATE: dict[str, bool | None] = {"default": None, "yes": True, "no": False}
 TRISTATE_OF = {value: word for word, value in TRISTATE.items()}
 REFERENCES = ("verifier", "speculator", "checkpoint")
 """Text fields that offer what is registered, and take anything else."""
+ALL_AS_JSON = "(...values) => JSON.stringify(values)"
 
 
 class Form:
@@ -127,15 +129,20 @@ class Form:
         return dict(zip(self.fields, self.entered(values), strict=True))
 
     def show_command(self, panel: Any, kind: JobKind, blocks: gr.Blocks) -> None:
-        """Keep `panel` showing the command line that does what the form would."""
+        """Keep `panel` showing the command line that does what the form would.
 
-        def line(*entered: Any) -> Node:
-            return state.command(submit_line(kind, {**self.preset, **self.values(entered)}))
+        The fields reach the server through a hidden one: an event that takes the fields themselves
+        wipes what stands beside them when it comes back, also a sentence that is newer than it.
+        """
+        entered = gr.Textbox(visible="hidden", show_label=False)
+
+        def line(values: str) -> Node:
+            chosen = self.values(json.loads(values))
+            return state.command(submit_line(kind, {**self.preset, **chosen}))
 
         changes = [field.change for field in self.fields.values()]
-        gr.on(
-            [blocks.load, *changes], line, self.inputs, panel, trigger_mode="always_last", **QUIET
-        )
+        gr.on([blocks.load, *changes], None, self.inputs, entered, js=ALL_AS_JSON, queue=False)
+        entered.change(line, entered, panel, trigger_mode="always_last", **QUIET)
 
     def open_with(self, blocks: gr.Blocks, choices: Mapping[str, Callable[[], list[str]]]) -> None:
         """When the page opens: fill in what is registered by now, and what the address names
