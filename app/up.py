@@ -173,6 +173,8 @@ def _app(current: Settings) -> Child:
             *("--host", current.host, "--port", str(current.port)),
             "--no-access-log",  # it would show one-time links
             "--no-proxy-headers",
+            # Clients that poll every few seconds would meet uvicorn's 5 just as it hangs up.
+            *("--timeout-keep-alive", "75"),
             *("--timeout-graceful-shutdown", "3"),  # pages hold streams open for ever
         ],
         current.home / "logs" / "app.log",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
@@ -18,6 +19,10 @@ from app.commands.output import Misuse
 from speculators_core.errors import InputError
 from speculators_core.params import Params, SomeParams, parse_model
 
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="YAML or JSON of parameters; flags override it."),
+]
 _METAVARS: dict[Any, str] = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
 
 
@@ -60,6 +65,36 @@ def parse(model: type[SomeParams], values: Mapping[str, Any]) -> SomeParams:
         return parse_model(model, values, "the command line")
     except InputError as error:
         raise Misuse(error.message, where=error.where, hint=error.hint) from error
+
+
+def read_config(path: Path | None, model: type[Params]) -> dict[str, Any]:
+    """Parameters of a model from a YAML file (JSON is YAML too); none where there is no file to
+    read. `Misuse` where it can't be read, or a key is none of the model's."""
+    if path is None:
+        return {}
+    where = f"--config {path}"
+    values = _mapping(path, where)
+    unknown = [str(key) for key in values if key not in model.model_fields]
+    if unknown:
+        known = ", ".join(model.model_fields)
+        raise Misuse(
+            f"no such parameter: {', '.join(unknown)}", where=where, hint=f"known: {known}"
+        )
+    return values
+
+
+def _mapping(path: Path, where: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Misuse("there is no such file", where=where) from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise Misuse(f"not YAML or JSON: {error}", where=where) from error
+    if not isinstance(values, dict):
+        raise Misuse("not a mapping of parameter names to values", where=where)
+    return values
 
 
 def flag_of(field: str) -> str:

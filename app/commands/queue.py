@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from app.commands.flags import parse, with_flags
+from app.commands.flags import Config, parse, read_config, with_flags
 from app.commands.output import Json, emit, say, table
 from app.settings import settings
 from speculators_core.errors import NotFound
@@ -144,9 +144,11 @@ def _submitter(kind: JobKind) -> Callable[..., None]:
         idempotency_key: Annotated[
             str | None, typer.Option(metavar="TEXT", help="The same key again gives the same run.")
         ] = None,
+        config: Config = None,
         as_json: Json = False,
     ) -> None:
-        values = parse(PARAMS_OF[kind], flags).model_dump(mode="json")
+        given = {**read_config(config, PARAMS_OF[kind]), **flags}
+        values = parse(PARAMS_OF[kind], given).model_dump(mode="json")
         with lab() as queue:
             run = queue.submit(
                 kind.value,

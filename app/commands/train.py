@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from app.commands.core import Flags, new_place, resolved, run
-from app.commands.flags import parse, with_flags
+from app.commands.flags import Config, parse, read_config, with_flags
 from app.commands.output import Json, Misuse, emit
 from speculators_core.errors import DataError, NotFound
 from speculators_core.params import TrainParams
@@ -30,10 +30,7 @@ def register(app: typer.Typer) -> None:
 
 def _train(
     flags: Flags,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="YAML or JSON of parameters; flags override it."),
-    ] = None,
+    config: Config = None,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -48,7 +45,7 @@ def _train(
 ) -> None:
     """Train an EAGLE-3 speculator. Ctrl-C saves a checkpoint; --resume goes on from it."""
     if resume is None:
-        values = {**(read_config(config) if config else {}), **flags}
+        values = {**read_config(config, TrainParams), **flags}
         request: dict[str, Any] = {"params": resolved(parse(TrainParams, values))}
     elif flags or config:
         raise Misuse(
@@ -64,21 +61,6 @@ def _train(
     request["output"] = str(new_place(Path(target)))
     with _remembered(request):
         emit(run("train", request), as_json)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Parameters from a YAML file (JSON is YAML too)."""
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise Misuse("there is no such file", where=f"--config {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise Misuse(f"not YAML or JSON: {error}", where=f"--config {path}") from error
-    if not isinstance(values, dict):
-        raise Misuse("not a mapping of parameter names to values", where=f"--config {path}")
-    return values
 
 
 def _interrupted(directory: Path) -> dict[str, Any]:

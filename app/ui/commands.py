@@ -6,6 +6,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
 from speculators_core.params import PARAMS_OF, JobKind
 
 
@@ -17,6 +21,21 @@ def submit_line(kind: JobKind, params: Mapping[str, Any]) -> str:
         if field is not None and not _same(value, _plain(field.get_default())):
             words += _flag(name, value)
     return shlex.join(words)
+
+
+def yaml_text(model: type[BaseModel], params: Mapping[str, Any]) -> str:
+    """All parameters as YAML that `--config FILE` takes, each with its line of explanation."""
+    fields = model.model_fields
+    return "".join(
+        _yaml_line(name, params[name], fields[name]) for name in fields if name in params
+    )
+
+
+def _yaml_line(name: str, value: Any, field: FieldInfo) -> str:
+    plain = list(value) if isinstance(value, tuple) else value
+    text = yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10_000)
+    bare = text.removesuffix("...\n").rstrip()  # how YAML ends a lone scalar
+    return f"{name}: {bare}  # {field.description or name}\n"
 
 
 def _flag(name: str, value: Any) -> list[str]:

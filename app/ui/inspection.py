@@ -10,7 +10,7 @@ from typing import Any
 from app.ui.components import state
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import notice
-from app.ui.forms import label
+from app.ui.fields import label
 
 _QUESTIONS = {
     "aux layers": "Which verifier states does the draft see?",

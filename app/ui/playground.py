@@ -24,7 +24,7 @@ from app.ui.components.token_view import (
     snapshot_payload,
     token_payload,
 )
-from app.ui.forms import label
+from app.ui.fields import label
 from app.ui.page import QUIET, frame, keep_current, problem_of, user_of
 from speculators_core.errors import InputError, SpeclabError
 from speculators_core.params import SamplingParams

@@ -17,9 +17,9 @@ import pytest
 import typer
 
 from app import cli
-from app.commands import core, generate, train
+from app.commands import core, generate
 from app.commands.core_process import run_core
-from app.commands.flags import flag_of, parse, with_flags
+from app.commands.flags import flag_of, parse, read_config, with_flags
 from app.commands.output import Misuse
 from app.services import runs
 from app.settings import settings
@@ -230,10 +230,26 @@ def test_flags_override_the_configuration_file(
 def test_a_configuration_file_that_is_wrong_is_wrong_usage(tmp_path: Path, text: str) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(text)
-    with pytest.raises(Misuse):
-        parse(TrainParams, {"data": "d", "verifier": "v", **train.read_config(config)})
+    with pytest.raises(Misuse, match=r"c\.yaml|mapping|epohcs|YAML"):
+        read_config(config, TrainParams)
     with pytest.raises(Misuse, match="no such file"):
-        train.read_config(tmp_path / "absent.yaml")
+        read_config(tmp_path / "absent.yaml", TrainParams)
+
+
+def test_a_run_is_submitted_from_the_yaml_that_pages_show(
+    sqlite_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from app.ui.commands import yaml_text
+
+    params = TrainParams(data="d", verifier="v: # é", lr=2e-5, aux_layers=(1, 2, 3), epochs=3)
+    config = tmp_path / "train.yaml"
+    config.write_text(yaml_text(TrainParams, params.model_dump(mode="json")))
+    status, said = in_process(
+        capsys, "submit", "train", "--config", str(config), "--epochs", "5", "--json"
+    )
+    assert status == 0, said
+    given = TrainParams.model_validate(json.loads(said)["params"])
+    assert given == params.model_copy(update={"epochs": 5})
 
 
 def test_an_interrupted_training_goes_on_with_its_own_parameters(

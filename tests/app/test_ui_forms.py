@@ -9,8 +9,9 @@ import pytest
 
 from app.commands.flags import parse
 from app.ui.commands import submit_line
-from app.ui.forms import Form, label
-from app.ui.forms import parse as parse_field
+from app.ui.fields import label
+from app.ui.fields import parse as parse_field
+from app.ui.forms import Form
 from speculators_core.errors import InputError
 from speculators_core.params import (
     PARAMS_OF,
