@@ -31,6 +31,7 @@ LIGHT_CORE = (
     "speculators_core.training",
     "speculators_core.training.presets",
     "speculators_core.data",
+    "speculators_core.data.capacity",
 )
 """What `app` may know of the core; that none of it loads torch is seen below."""
 HEAVY = ("torch", "transformers", "vllm")
