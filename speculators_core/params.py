@@ -120,8 +120,13 @@ class TrainParams(Params):
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.0, description="AdamW weight decay")
     warmup_ratio: Fraction = Field(0.02, description="share of steps that warm up, then cosine")
     grad_clip: Annotated[float, Field(gt=0.0)] = Field(1.0, description="gradient norm limit")
-    hidden_states: Literal["cached", "online"] = Field(
-        "cached", description="verifier states from a disk cache, or computed as training goes"
+    hidden_states: Literal["cached", "online", "vllm"] = Field(
+        "cached",
+        description="verifier states from a disk cache (vllm: made by a vLLM server that the run "
+        "starts), or computed as training goes",
+    )
+    states_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="precision of the cached states; auto: as they are computed"
     )
     validate_every: PositiveInt = Field(100, description="optimiser steps between validations")
     save_every: PositiveInt = Field(100, description="optimiser steps between checkpoints")
@@ -130,6 +135,12 @@ class TrainParams(Params):
         None, description="K written into the config; empty: ttt_steps"
     )
     seed: int = Field(0, description="of initial weights and data order")
+
+    @model_validator(mode="after")
+    def _states_are_kept(self) -> TrainParams:
+        if self.hidden_states == "online" and self.states_dtype != "auto":
+            raise ValueError("states_dtype is of cached states: online keeps none")
+        return self
 
     @model_validator(mode="after")
     def _one_input_norm(self) -> TrainParams:
