@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from speculators_core.errors import CheckpointError
+from speculators_core.params import MOST_DRAFTED
 from speculators_core.untrusted import JSON_BYTES, parse_json, read_bounded
 
 SPECULATORS_VERSION = "0.9.0"
@@ -30,7 +31,7 @@ class Proposal(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     proposal_type: Literal["greedy"] = "greedy"
-    speculative_tokens: int = Field(ge=1)
+    speculative_tokens: int = Field(ge=1, le=MOST_DRAFTED)
     verifier_accept_k: int = 1
     accept_tolerance: float = 0.0
 

@@ -9,15 +9,28 @@ them to paths before the core sees them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from speculators_core.errors import InputError
 
+MOST_DRAFTED = 64
+"""Tokens drafted a step; drafts are trained for 16 at most, and a larger number is a slip."""
+
 PositiveInt = Annotated[int, Field(ge=1)]
+DraftTokens = Annotated[int, Field(ge=1, le=MOST_DRAFTED)]
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 LayerIds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
@@ -43,6 +56,34 @@ class Params(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
 
+    prose: ClassVar[frozenset[str]] = frozenset()
+    """Fields whose text may have several lines; any other text ends in a card, a command or a log.
+    """
+
+    @field_validator("*")
+    @classmethod
+    def _one_line(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name not in cls.prose:
+            for text in _texts(value):
+                if found := next((c for c in text if _is_control(c)), None):
+                    raise ValueError(f"holds the control character U+{ord(found):04X}")
+        return value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple):
+        yield from (text for item in value for text in _texts(item))
+
+
+def _is_control(character: str) -> bool:
+    """Also the ends of lines and paragraphs, and what turns the direction of a text around."""
+    kind = unicodedata.category(character)
+    return kind in ("Cc", "Zl", "Zp") or unicodedata.bidirectional(character) in _DIRECTIONS
+
+
+_DIRECTIONS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
 
 SomeParams = TypeVar("SomeParams", bound=Params)
 
@@ -101,12 +142,39 @@ class TrainParams(Params):
         None,
         description="verifier states the draft sees, after k layers; empty: 2, n/2, n-3",
     )
-    num_layers: Annotated[int, Field(ge=1, le=3)] = Field(1, description="draft layers")
-    norm_before_residual: bool = Field(True, description="residual carries the normed state")
-    norm_before_fc: bool = Field(False, description="one norm over the concatenated states")
-    fc_norm: bool = Field(False, description="one norm for each concatenated state")
-    norm_output: bool = Field(True, description="feed the normed state to the next step (3.1)")
-    lm_head_from_verifier: bool = Field(True, description="start the head from the verifier's rows")
+    start_from: str | None = Field(
+        None,
+        min_length=1,
+        description="a speculator to train further; empty: a new draft. Layers, norms and draft "
+        "vocabulary are its own",
+    )
+    num_layers: Annotated[int, Field(ge=1, le=3)] | None = Field(
+        None, description="draft layers; empty: 1, or as start_from has them"
+    )
+    layer_type: Literal["auto", "llama", "qwen3"] = Field(
+        "auto", description="qwen3 norms each head of query and key; auto: llama, or start_from's"
+    )
+    norm_before_residual: bool | None = Field(
+        None, description="residual carries the normed state; empty: yes, or as in start_from"
+    )
+    norm_before_fc: bool | None = Field(
+        None, description="one norm over the concatenated states; empty: no, or as in start_from"
+    )
+    fc_norm: bool | None = Field(
+        None, description="one norm for each concatenated state; empty: no, or as in start_from"
+    )
+    norm_output: bool | None = Field(
+        None,
+        description="feed the normed state to the next step (3.1); empty: yes, or as in start_from",
+    )
+    embedding: Literal["frozen", "shared", "trained"] = Field(
+        "frozen",
+        description="token embedding: a copy that is written, the verifier's own that is not, or "
+        "a trained one",
+    )
+    lm_head_from_verifier: bool | None = Field(
+        None, description="start the head from the verifier's rows; empty: yes, but not start_from's"
+    )
     ttt_steps: Annotated[int, Field(ge=1, le=16)] = Field(3, description="draft steps unrolled")
     ttt_step_loss_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0, description="weight of step k is decay^k"
@@ -131,7 +199,7 @@ class TrainParams(Params):
     validate_every: PositiveInt = Field(100, description="optimiser steps between validations")
     save_every: PositiveInt = Field(100, description="optimiser steps between checkpoints")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="compute precision")
-    speculative_tokens: PositiveInt | None = Field(
+    speculative_tokens: DraftTokens | None = Field(
         None, description="K written into the config; empty: ttt_steps"
     )
     seed: int = Field(0, description="of initial weights and data order")
@@ -148,6 +216,12 @@ class TrainParams(Params):
             raise ValueError("norm_before_fc and fc_norm exclude each other: choose one")
         return self
 
+    @model_validator(mode="after")
+    def _one_start_of_the_head(self) -> TrainParams:
+        if self.start_from and self.lm_head_from_verifier:
+            raise ValueError("lm_head_from_verifier would undo the head of start_from: choose one")
+        return self
+
 
 class SamplingParams(Params):
     """How tokens are chosen."""
@@ -162,10 +236,12 @@ class SamplingParams(Params):
 class GenerateParams(SamplingParams):
     """One answer in the terminal, decoded by the reference engine."""
 
+    prose = frozenset({"prompt"})
+
     verifier: str = Field(min_length=1, description="the model that answers")
     speculator: str | None = Field(None, description="the draft; empty: plain decoding")
     prompt: str = Field(min_length=1, description="what to ask")
-    speculative_tokens: PositiveInt | None = Field(
+    speculative_tokens: DraftTokens | None = Field(
         None, description="K; empty: what the speculator's config says"
     )
 
@@ -177,7 +253,7 @@ class EvaluateParams(Params):
     verifier: str = Field(min_length=1, description="the model it drafts for")
     data: str = Field(min_length=1, description="JSONL with `prompt` or `messages`, `category`")
     engine: str = Field("reference", description="`reference`, or the URL of a running server")
-    speculative_tokens: PositiveInt = Field(3, description="K, tokens drafted a step")
+    speculative_tokens: DraftTokens = Field(3, description="K, tokens drafted a step")
     max_tokens: PositiveInt = Field(96, description="longest answer, in tokens")
     samples: PositiveInt | None = Field(None, description="first N prompts; empty: all")
     temperature: Annotated[float, Field(ge=0.0)] = Field(0.0, description="0 is greedy")
@@ -187,16 +263,24 @@ class EvaluateParams(Params):
     seed: int = Field(0, description="of sampling and of the bootstrap")
 
 
-class ConvertParams(Params):
-    """Someone's draft (EAGLE-3, DFlash, MTP, EAGLE-1) to the files that vLLM serves."""
+class InspectParams(Params):
+    """What somebody's draft (EAGLE-3, DFlash, MTP, EAGLE-1) is, and what would become of it."""
 
     checkpoint: str = Field(min_length=1, description="path or hub id")
-    verifier: str = Field(min_length=1, description="path, hub id or registered name")
-    aux_layers: LayerIds | None = Field(None, description="layer ids the draft was trained on")
-    aux_convention: Literal["after", "output"] = Field(
-        "after", description="after: state after k layers; output: 0-based output of layer k"
+    verifier: str | None = Field(
+        None, min_length=1, description="the model it drafts for; settles some doubts"
     )
-    speculative_tokens: PositiveInt = Field(3, description="K written into the config")
+    aux_layers: LayerIds | None = Field(
+        None, description="layer ids the draft was trained on; empty: the file's"
+    )
+    aux_convention: Literal["after", "output"] | None = Field(
+        None,
+        description="how these or the file's ids count; after: state after k layers; output: "
+        "0-based output of layer k; empty: after, or as the file's layout counts",
+    )
+    speculative_tokens: DraftTokens | None = Field(
+        None, description="K written into the config; empty: what the checkpoint says, else 3"
+    )
     norm_before_residual: bool | None = Field(None, description="empty: as the layout defines it")
     norm_output: bool | None = Field(
         None, description="feed the normed state to the next step (3.1); empty: as the file says"
@@ -210,10 +294,21 @@ class ConvertParams(Params):
     dtype: Literal["keep", "float32", "float16", "bfloat16"] = Field(
         "keep", description="precision of the result; keep: what the checkpoint's config says"
     )
+
+
+class ConvertParams(InspectParams):
+    """Someone's draft (EAGLE-3, DFlash, MTP, EAGLE-1) to the files that vLLM serves."""
+
+    verifier: str = Field(min_length=1, description="path, hub id or registered name")
     max_shard_size: PositiveInt | None = Field(
         None, description="largest weight file, in MB; empty: one file"
     )
     validate_on_verifier: bool = Field(True, description="run the result on a few prompts")
+    hash_source: bool = Field(
+        False,
+        description="tell the source's SHA-256 also above 1 GB without validation, where it takes "
+        "longer than copying",
+    )
 
 
 class LaunchParams(Params):
@@ -223,7 +318,7 @@ class LaunchParams(Params):
     verifier_name: str | None = Field(
         None, description="hub id or path of its verifier there; empty: as its config names it"
     )
-    speculative_tokens: PositiveInt | None = Field(
+    speculative_tokens: DraftTokens | None = Field(
         None, description="K; empty: what the speculator's config says"
     )
     image: str = Field(
@@ -290,7 +385,7 @@ class DeployParams(Params):
     verifier: str = Field(min_length=1, description="the model to serve")
     speculator: str | None = Field(None, description="empty: the n-gram drafter (prompt lookup)")
     engine: Literal["vllm", "reference"] = Field("vllm", description="what serves it")
-    speculative_tokens: PositiveInt | None = Field(
+    speculative_tokens: DraftTokens | None = Field(
         None, description="K; empty: what the speculator's config says"
     )
     max_model_len: PositiveInt = Field(2048, description="longest context, in tokens")

@@ -8,6 +8,7 @@ is settled by evidence or asked for. The rules are in docs/conversion.md. Light:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from speculators_core.config import default_aux_layers
 from speculators_core.conversion.plan import Choice, Doubt
 from speculators_core.conversion.source import Source
 from speculators_core.conversion.target import Fields
-from speculators_core.errors import CheckpointError
+from speculators_core.errors import CheckpointError, InputError
 from speculators_core.models.verifier_config import VerifierFacts
 from speculators_core.params import ConvertParams
 
@@ -80,21 +81,17 @@ def put_aux_layers(
             hint=f"name exactly {num_aux}",
         )
     if given is not None:
-        fields.put(IDS, _after(given, params.aux_convention), "parameter")
+        fields.put(IDS, counted_after(given, params.aux_convention or "after"), "parameter")
         return []
+    if params.aux_convention is not None:
+        return [_as_told(fields, ids, params.aux_convention)]
     if ids is None:
         return [_unknown(fields, num_aux, verifier)]
     reading, why = weigh(ids, stated, verifier)
-    fields.put(IDS, _after(ids, reading) if reading else None, "checkpoint")
+    fields.put(IDS, counted_after(ids, reading) if reading else None, "checkpoint")
     if reading == "after" == stated.convention:
         return []  # the format's own word, and nothing speaks against it
-    choices = [_choice(ids, convention, _MEANING[convention]) for convention in _READINGS]
-    if reading is None:
-        return [Doubt(about=ABOUT, choices=choices)]
-    chosen = _READINGS.index(reading)
-    meaning = f"{choices[chosen].meaning}: {why}"
-    choices[chosen] = choices[chosen].model_copy(update={"meaning": meaning})
-    return [Doubt(about=ABOUT, choices=choices, chosen=chosen)]
+    return [_reading(ids, reading, why)]
 
 
 def weigh(
@@ -121,8 +118,33 @@ def weigh(
     return stated.convention, f"as {stated.who} counts"
 
 
-def _after(ids: list[int], convention: Convention) -> list[int]:
+def counted_after(ids: Sequence[int], convention: Convention) -> list[int]:
+    """The ids that mean the same states, counted after k layers."""
     return [k + 1 for k in ids] if convention == "output" else list(ids)
+
+
+def _as_told(fields: Fields, ids: list[int] | None, convention: Convention) -> Doubt:
+    """The file's ids, counted as a person says."""
+    if ids is None:
+        raise InputError(
+            "aux_convention says how layer ids count, but neither aux_layers nor the checkpoint "
+            "names any",
+            where="aux_convention",
+            hint="name the layers that the draft was trained on: --aux-layers",
+        )
+    fields.put(IDS, counted_after(ids, convention), "parameter")
+    return _reading(ids, convention, "as aux_convention says")
+
+
+def _reading(ids: list[int], reading: Convention | None, why: str) -> Doubt:
+    """The two ways to count the file's ids, and why one of them is taken, if one is."""
+    choices = [_choice(ids, convention, _MEANING[convention]) for convention in _READINGS]
+    if reading is None:
+        return Doubt(about=ABOUT, choices=choices)
+    chosen = _READINGS.index(reading)
+    meaning = f"{choices[chosen].meaning}: {why}"
+    choices[chosen] = choices[chosen].model_copy(update={"meaning": meaning})
+    return Doubt(about=ABOUT, choices=choices, chosen=chosen)
 
 
 def _usual(layers: int | None) -> list[int] | None:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speculators_core.conversion.digest import Digests, known_digest
-from speculators_core.conversion.inspect import recognise
+from speculators_core.conversion.inspect import plan_of
 from speculators_core.conversion.report import ConvertResult, Report, Validation, deployable
-from speculators_core.conversion.rounding import in_precision
 from speculators_core.conversion.source import locate, open_source
 from speculators_core.conversion.target import REPORT
 from speculators_core.conversion.write import write_tensors
@@ -47,9 +46,8 @@ def convert(
         source = open_source(checkpoint, roots)
         if roots is not None:
             check_links(Path(params.verifier), roots)
-        layout = recognise(source)
         facts = read_verifier(params.verifier)
-        plan = in_precision(layout.plan(source, facts, params), params)
+        layout, plan = plan_of(source, facts, params)
         progress.note(f"layout {layout.name}, {len(source.tensors)} tensors")
         for warning in plan.inspection.warnings:
             progress.note(f"Warning: {warning}")
@@ -79,10 +77,11 @@ def convert(
 
 def _hashed(files: Sequence[Path], params: ConvertParams) -> list[Path]:
     """The source files whose SHA-256 is told. It takes longer than copying, and hides behind
-    validation: without it, only of what is small, and of what the hub has hashed already.
+    validation: without it, unless asked for, only of what is small or hashed by the hub already.
     """
     small = sum(file.stat().st_size for file in files) <= _HASHED_BYTES
-    return [f for f in files if params.validate_on_verifier or small or known_digest(f)]
+    told = params.validate_on_verifier or params.hash_source or small
+    return [file for file in files if told or known_digest(file)]
 
 
 def _brought_here(checkpoint: str, progress: Progress) -> tuple[Path, Progress]:

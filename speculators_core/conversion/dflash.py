@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from speculators_core.conversion import rows
+from speculators_core.conversion.aux_layers import counted_after
+from speculators_core.conversion.options import put_drafted
 from speculators_core.conversion.pairing import (
     check_layers,
     check_sizes,
@@ -23,7 +25,7 @@ from speculators_core.conversion.plan import Doubt, Inspection, Plan, TensorRow
 from speculators_core.conversion.rope import put_rope
 from speculators_core.conversion.source import Source
 from speculators_core.conversion.target import Fields
-from speculators_core.errors import CheckpointError
+from speculators_core.errors import CheckpointError, InputError
 from speculators_core.models.dflash_config import SHARED, SLIDING, DFlashConfig
 from speculators_core.models.verifier_config import VerifierFacts
 from speculators_core.params import ConvertParams
@@ -141,7 +143,7 @@ def _put_draft(
     fields.put("mask_token_id", mask, "checkpoint")
     _put_ids(fields, block, source, params)
     fields.put("draft_vocab_size", config.get("vocab_size"), "checkpoint")
-    fields.put("speculative_tokens", fields.found["block_size"].value - 1, "layout")
+    _put_block(fields, params)
     # vLLM takes false to mean that all layers are causal within a block, also full attention
     kinds = config.get("layer_types") or []
     fields.put("sliding_window_non_causal", SLIDING not in kinds, "layout")
@@ -150,13 +152,26 @@ def _put_draft(
     return warnings
 
 
+def _put_block(fields: Fields, params: ConvertParams) -> None:
+    """K: what a block has beside its anchor, or fewer where a person says so."""
+    most = fields.found["block_size"].value - 1
+    asked = params.speculative_tokens
+    if asked is not None and asked > most:
+        raise InputError(
+            f"speculative_tokens is {asked}, a block of this draft drafts {most} at most",
+            where="speculative_tokens",
+            hint="leave it out, or name fewer",
+        )
+    put_drafted(fields, params, most)
+
+
 def _put_ids(
     fields: Fields, block: Mapping[str, Any], source: Source, params: ConvertParams
 ) -> None:
     """The states that `fc` takes, counted after k layers. z-lab counts 0-based outputs."""
     if params.aux_layers is not None:
-        shift = 1 if params.aux_convention == "output" else 0
-        fields.put(_IDS, [k + shift for k in params.aux_layers], "parameter")
+        after = counted_after(params.aux_layers, params.aux_convention or "after")
+        fields.put(_IDS, after, "parameter")
         return
     ids = block.get("target_layer_ids")
     if not isinstance(ids, list) or not ids or any(type(k) is not int or k < 0 for k in ids):
@@ -165,7 +180,9 @@ def _put_ids(
             where=f"{source.directory / 'config.json'}: dflash_config.target_layer_ids",
             hint="name the layers that the draft was trained on: --aux-layers",
         )
-    fields.put(_IDS, [k + 1 for k in ids], "checkpoint")
+    asked = params.aux_convention
+    after = counted_after(ids, asked or "output")
+    fields.put(_IDS, after, "parameter" if asked else "checkpoint")
 
 
 def _config(fields: Fields, verifier: Mapping[str, Any], source: Source) -> DFlashConfig:

@@ -14,6 +14,7 @@ from typing import Any
 from speculators_core.conversion import rows
 from speculators_core.conversion.header import TensorInfo
 from speculators_core.conversion.naming import count_layers, rename
+from speculators_core.conversion.options import put_drafted
 from speculators_core.conversion.pairing import check_sizes, tokenizer_warnings
 from speculators_core.conversion.plain import flat_config, origin_of, positive, put_context
 from speculators_core.conversion.plan import Inspection, Origin, Plan, TensorRow
@@ -55,9 +56,9 @@ class Eagle:
         doubts, warnings = put_rope(fields, config, source, verifier, params)
         dtype, mixed = rows.precision(named, "fc.weight", source)
         fields.put("dtype", dtype, "tensors")
-        fields.put("num_lookahead_tokens", params.speculative_tokens, "parameter")
+        put_drafted(fields, params)
         result = EagleConfig.parse(
-            {name: field.value for name, field in fields.found.items()},
+            _values(fields),
             where=str(source.directory / "config.json"),
         )
         if verifier:
@@ -70,6 +71,13 @@ class Eagle:
             warnings=[*warnings, *mixed, *tokenizer_warnings(source, verifier)],
         )
         return Plan(inspection, result)
+
+
+def _values(fields: Fields) -> dict[str, Any]:
+    """Of config.json, which calls K by a name of its own."""
+    values = {name: field.value for name, field in fields.found.items()}
+    values["num_lookahead_tokens"] = values.pop("speculative_tokens")
+    return values
 
 
 def _put_sizes(

@@ -15,13 +15,15 @@ from speculators_core.conversion.eagle import Eagle
 from speculators_core.conversion.model_optimizer import ModelOptimizer
 from speculators_core.conversion.mtp import MTPHead
 from speculators_core.conversion.native import Native
-from speculators_core.conversion.plan import Inspection, Layout
+from speculators_core.conversion.options import refuse_ignored
+from speculators_core.conversion.plan import Inspection, Layout, Plan
 from speculators_core.conversion.research import Research
+from speculators_core.conversion.rounding import in_precision
 from speculators_core.conversion.source import Source, open_source
 from speculators_core.conversion.specforge import SpecForge
 from speculators_core.errors import CheckpointError
 from speculators_core.hub.headers import looking_at, small_files
-from speculators_core.models.verifier_config import read_verifier
+from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 from speculators_core.params import ConvertParams, parse_model
 from speculators_core.untrusted import check_links, is_here
 
@@ -62,7 +64,19 @@ def inspect(
         facts = read_verifier(place)
     with looking_at(checkpoint) as directory:
         source = open_source(directory, roots if is_here(checkpoint) else None)
-        return recognise(source).plan(source, facts, params).inspection
+        return plan_of(source, facts, params)[1].inspection
+
+
+def plan_of(
+    source: Source, verifier: VerifierFacts | None, params: ConvertParams
+) -> tuple[Layout, Plan]:
+    """The layout of a checkpoint and what it becomes, in the precision that is asked for. Raises
+    as `plan.Layout`, and `InputError` for an option that such a draft would ignore.
+    """
+    layout = recognise(source)
+    plan = layout.plan(source, verifier, params)
+    refuse_ignored(params, plan.config.algorithm)
+    return layout, in_precision(plan, params)
 
 
 def recognise(source: Source) -> Layout:

@@ -14,6 +14,7 @@ from typing import Any
 
 from speculators_core.conversion import rows
 from speculators_core.conversion.header import TensorInfo
+from speculators_core.conversion.options import put_drafted
 from speculators_core.conversion.pairing import check_sizes, verifier_block
 from speculators_core.conversion.plan import Inspection, Plan, TensorRow
 from speculators_core.conversion.source import Source
@@ -48,7 +49,7 @@ class MTPHead:
     def plan(self, source: Source, verifier: VerifierFacts | None, params: ConvertParams) -> Plan:
         fields = Fields()
         _put_layers(fields, _text_config(source))
-        fields.put("speculative_tokens", params.speculative_tokens, "parameter")
+        put_drafted(fields, params)
         head = {n: i for n, i in source.tensors.items() if n.startswith(MTP)}
         dtype, warnings = rows.precision(head, "mtp.fc.weight", source)
         fields.put("dtype", dtype, "tensors")

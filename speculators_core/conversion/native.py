@@ -12,6 +12,7 @@ from typing import Any
 
 from speculators_core.conversion.aux_layers import IDS, StatedIds, put_aux_layers, read_ids
 from speculators_core.conversion.naming import rename
+from speculators_core.conversion.options import put_drafted
 from speculators_core.conversion.pairing import check_pairing, pairing_warnings, verifier_block
 from speculators_core.conversion.plain import (
     block_of,
@@ -162,8 +163,5 @@ def _put_rest(
     methods = block.get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else {}
     stated = first.get("speculative_tokens") if isinstance(first, dict) else None
-    if stated is None:
-        fields.put("speculative_tokens", params.speculative_tokens, "parameter")
-    else:
-        k = positive(first, "speculative_tokens", source)
-        fields.put("speculative_tokens", k, "checkpoint")
+    k = None if stated is None else positive(first, "speculative_tokens", source)
+    put_drafted(fields, params, k)

@@ -16,6 +16,7 @@ from speculators_core.config import USUAL_AUX
 from speculators_core.conversion.aux_layers import StatedIds, put_aux_layers
 from speculators_core.conversion.header import TensorInfo
 from speculators_core.conversion.naming import count_layers, rename
+from speculators_core.conversion.options import put_drafted
 from speculators_core.conversion.pairing import check_pairing, pairing_warnings, verifier_block
 from speculators_core.conversion.plan import Doubt, Inspection, Origin, Plan
 from speculators_core.conversion.rope import put_rope
@@ -58,7 +59,7 @@ def plan_plain(
     warnings += put_window(fields, config)
     num_aux = put_widths(fields, config, source, named, verifier)
     doubts += said.doubts + put_aux_layers(fields, said.ids, num_aux, verifier, params)
-    fields.put("speculative_tokens", params.speculative_tokens, "parameter")
+    put_drafted(fields, params)
     block, about_name = verifier_block(verifier, params, source)
     result = fields.config(source, block)
     if verifier:

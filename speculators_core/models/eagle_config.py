@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from speculators_core.config import LayerConfig, parse_config
+from speculators_core.params import MOST_DRAFTED
 
 
 class EagleConfig(LayerConfig):
@@ -23,7 +24,7 @@ class EagleConfig(LayerConfig):
 
     architectures: tuple[Literal["EagleLlamaForCausalLM"]] = ("EagleLlamaForCausalLM",)
     qkv_bias: bool = False  # vLLM takes attention_bias for o_proj alone where this one is given
-    num_lookahead_tokens: int = Field(ge=1)
+    num_lookahead_tokens: int = Field(ge=1, le=MOST_DRAFTED)
     tie_word_embeddings: bool = False
     dtype: Literal["float32", "float16", "bfloat16"]
 

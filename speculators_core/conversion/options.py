@@ -1,0 +1,40 @@
+"""Which options of a conversion a draft of some algorithm takes; one that it would ignore is
+refused. Light: no torch.
+"""
+
+from __future__ import annotations
+
+from speculators_core.conversion.target import Fields
+from speculators_core.errors import InputError
+from speculators_core.params import ConvertParams, InspectParams
+
+_ANY = frozenset({"checkpoint", "verifier", "dtype", "speculative_tokens"})
+_TAKEN = {
+    "eagle3": frozenset(InspectParams.model_fields),
+    "dflash": _ANY | {"aux_layers", "aux_convention", "rope_theta", "verifier_name"},
+    "mtp": _ANY | {"verifier_name"},
+    "eagle": _ANY | {"rope_theta"},
+}
+_SILENT_K = 3  # tokens drafted a step, where neither a person nor the file says how many
+
+
+def refuse_ignored(params: ConvertParams, algorithm: str) -> None:
+    """Raise `InputError` for an option that a draft of this algorithm has no use for."""
+    for name in sorted(InspectParams.model_fields.keys() - _TAKEN[algorithm]):
+        value = getattr(params, name)
+        if value != InspectParams.model_fields[name].default:
+            raise InputError(
+                f"{name} is {value!r}, which means nothing for a draft of algorithm {algorithm}",
+                where=name,
+                hint="leave it out",
+            )
+
+
+def put_drafted(fields: Fields, params: ConvertParams, stated: int | None = None) -> None:
+    """K: a person's word, else the file's, else the usual one."""
+    if params.speculative_tokens is not None:
+        fields.put("speculative_tokens", params.speculative_tokens, "parameter")
+    elif stated is not None:
+        fields.put("speculative_tokens", stated, "checkpoint")
+    else:
+        fields.put("speculative_tokens", _SILENT_K, "layout")
