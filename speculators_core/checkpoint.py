@@ -20,13 +20,18 @@ from speculators_core.output import complete_or_absent
 from speculators_core.vocabulary import check_vocab_map
 from speculators_core.weights import SINGLE, check_shapes, not_finite, weight_files
 
+EMBEDDING = "embed_tokens.weight"
+"""The one tensor that a file may leave out: its verifier's is used."""
+
 
 def save_speculator(draft: Eagle3Draft, directory: Path, *, overwrite: bool = False) -> None:
-    """Write config.json and model.safetensors in the dtype that the config names."""
+    """Write config.json and model.safetensors in the dtype that the config names; the embedding
+    unless it is the verifier's own."""
     dtype = getattr(torch, draft.config.dtype)
     tensors = {
         name: (t.to(dtype) if t.is_floating_point() else t).detach().cpu().contiguous()
         for name, t in draft.state_dict().items()
+        if not (name == EMBEDDING and draft.shares_embedding)
     }
     with complete_or_absent(directory, overwrite=overwrite) as partial:
         save_file(tensors, partial / SINGLE, metadata={"format": "pt"})
@@ -48,14 +53,16 @@ def load_speculator(
     directory = Path(directory)
     config = Eagle3Config.load(directory)
     tensors = _load_files(directory)
-    if "embed_tokens.weight" not in tensors and embedding is not None:
-        tensors["embed_tokens.weight"] = embedding
+    shared = EMBEDDING not in tensors and embedding is not None
+    if shared and embedding is not None:
+        tensors[EMBEDDING] = embedding
     check_tensors(tensors, config, directory / SINGLE)
     draft = Eagle3Draft(config)
     target = dtype or getattr(torch, config.dtype)
     tensors = {n: t.to(target) if t.is_floating_point() else t for n, t in tensors.items()}
     draft.load_state_dict(tensors, strict=True, assign=True)
     draft.embed_tokens.weight.requires_grad = config.embed_requires_grad
+    draft.shares_embedding = shared
     return draft.to(device).eval()
 
 

@@ -105,12 +105,34 @@ class DecoderConfig(BaseModel):
 
 
 class LayerConfig(DecoderConfig):
-    """The layers of an EAGLE draft: a Llama's."""
+    """The layers of an EAGLE draft: a Llama's, or a Qwen3's, which norms query and key per head."""
 
-    model_type: Literal["llama"] = "llama"
-    hidden_act: Literal["silu"] = "silu"  # all that vLLM's Llama computes
+    model_type: Literal["llama", "qwen3"] = "llama"
+    hidden_act: Literal["silu"] = "silu"  # all that vLLM's layers compute
     intermediate_size: int = Field(ge=1)
     mlp_bias: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _qwen3_says_its_heads(cls, values: Any) -> Any:
+        """A Qwen3 config that is silent means heads of 128 and 32 of them to transformers, and
+        H / heads to vLLM."""
+        if isinstance(values, dict) and values.get("model_type") == "qwen3":
+            for field in ("head_dim", "num_key_value_heads"):
+                if values.get(field) is None:
+                    raise ValueError(f"{field} is missing: readers of Qwen3 layers differ on it")
+        return values
+
+    @model_validator(mode="after")
+    def _qwen3_has_no_mlp_bias(self) -> LayerConfig:
+        if self.norms_heads and self.mlp_bias:
+            raise ValueError("mlp_bias is true: the MLP of a Qwen3 layer has no biases")
+        return self
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether query and key of each head are normed before they are rotated (Qwen3)."""
+        return self.model_type == "qwen3"
 
 
 class Eagle3Config(BaseModel):
@@ -183,6 +205,17 @@ class Eagle3Config(BaseModel):
     def speculative_tokens(self) -> int:
         """The K that the file proposes."""
         return self.speculators_config.proposal_methods[0].speculative_tokens
+
+    @property
+    def vllm_obstacle(self) -> str | None:
+        """Why vLLM 0.32 can't serve this draft, in words; None where it can."""
+        layer = self.transformer_layer_config
+        if layer.norms_heads and layer.attention_bias:
+            return (
+                "vLLM 0.32 has no bias at the output projection of Qwen3 layers, and does not load "
+                "a draft whose attention_bias is true"
+            )
+        return None
 
     def tensor_dtype(self, name: str) -> str:
         """The dtype of one tensor of such a checkpoint, in torch's words."""
@@ -278,6 +311,8 @@ def _layer_shapes(layer: LayerConfig, first: bool) -> dict[str, tuple[int, ...]]
     shapes |= {f"self_attn.{n}.weight": (r, 2 * hd if first else hd) for n, r in rows.items()}
     if first:
         shapes["hidden_norm.weight"] = (hd,)
+    if layer.norms_heads:
+        shapes |= {f"self_attn.{n}_norm.weight": (layer.head_dim,) for n in ("q", "k")}
     if layer.attention_bias:
         shapes |= {f"self_attn.{n}.bias": (r,) for n, r in {**rows, "o_proj": hd}.items()}
     if layer.mlp_bias:

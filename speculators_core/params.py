@@ -133,6 +133,18 @@ class PrepareParams(Params):
     seed: int = Field(0, description="of the split")
 
 
+NEW_DRAFT: dict[str, Any] = {
+    "num_layers": 1,
+    "layer_type": "llama",
+    "norm_before_residual": True,
+    "norm_before_fc": False,
+    "fc_norm": False,
+    "norm_output": True,
+}
+"""What a new draft is where `TrainParams` leave it open; one that is trained further has its own.
+"""
+
+
 class TrainParams(Params):
     """Train an EAGLE-3 speculator (arXiv 2503.01840)."""
 
@@ -179,14 +191,27 @@ class TrainParams(Params):
     ttt_step_loss_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0, description="weight of step k is decay^k"
     )
+    loss: str = Field(
+        "kl",
+        description="kl, reverse_kl, js, tv, nla or lk_hybrid, or a mixture such as kl:0.9,tv:0.1",
+    )
     epochs: PositiveInt = Field(10, description="passes over the data")
     max_minutes: Annotated[float, Field(gt=0.0)] | None = Field(
         None, description="shorten the schedule so that training ends within this time"
     )
-    tokens_per_batch: PositiveInt = Field(2048, description="packed tokens an optimiser step")
-    lr: Annotated[float, Field(gt=0.0)] = Field(1e-3, description="peak learning rate (AdamW)")
-    weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.0, description="AdamW weight decay")
-    warmup_ratio: Fraction = Field(0.02, description="share of steps that warm up, then cosine")
+    tokens_per_batch: PositiveInt = Field(2048, description="packed tokens of a row")
+    accumulate: PositiveInt = Field(1, description="rows of each process an optimiser step")
+    optimizer: Literal["adamw", "muon"] = Field(
+        "adamw", description="muon: for the layers' matrices; the rest stays with AdamW"
+    )
+    lr: Annotated[float, Field(gt=0.0)] = Field(1e-3, description="peak learning rate")
+    weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.0, description="decoupled, as in AdamW")
+    schedule: Literal["cosine", "linear", "constant", "constant_with_warmup"] = Field(
+        "cosine", description="of the learning rate, after warm-up; cosine and linear end at 0"
+    )
+    warmup_ratio: Fraction | None = Field(
+        None, description="share of steps that warm up; empty: 0.02, none where constant"
+    )
     grad_clip: Annotated[float, Field(gt=0.0)] = Field(1.0, description="gradient norm limit")
     hidden_states: Literal["cached", "online", "vllm"] = Field(
         "cached",
@@ -197,12 +222,81 @@ class TrainParams(Params):
         "auto", description="precision of the cached states; auto: as they are computed"
     )
     validate_every: PositiveInt = Field(100, description="optimiser steps between validations")
+    evaluate_every: Annotated[int, Field(ge=0)] = Field(
+        200,
+        description="optimiser steps between measurements of acceptance by the reference engine, "
+        "which pick the best weights; 0: never, the predicted length picks them",
+    )
+    evaluate_prompts: PositiveInt = Field(16, description="held-out prompts of a measurement")
+    evaluate_tokens: PositiveInt = Field(64, description="longest answer in a measurement")
+    held_out: str | None = Field(
+        None,
+        min_length=1,
+        description="JSONL of prompts to measure on; empty: the openings of the validation chats",
+    )
+    patience: PositiveInt | None = Field(
+        None, description="end after so many measurements (or validations) without a better one"
+    )
     save_every: PositiveInt = Field(100, description="optimiser steps between checkpoints")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="compute precision")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="precision of the verifier; float16 overflows in some"
+    )
+    autocast: Literal["auto", "off", "bfloat16"] = Field(
+        "auto", description="the draft's matrix products in bfloat16; auto: on GPUs"
+    )
+    gradient_checkpointing: bool = Field(
+        False, description="compute each draft step again backward: less memory, more time"
+    )
+    compile: bool = Field(False, description="torch.compile the MLPs and the loss")
+    processes: PositiveInt = Field(1, description="training processes on this machine, one a GPU")
+    sharding: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="ddp: each process holds the draft; fsdp: each a part of it"
+    )
+    nodes: PositiveInt = Field(1, description="machines that train together")
+    node_rank: Annotated[int, Field(ge=0)] = Field(0, description="which of them this one is")
+    rendezvous: str | None = Field(
+        None, pattern=r"^[\w.-]+:\d+$", description="HOST:PORT of machine 0, where they meet"
+    )
+    sinks: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = Field(
+        (), description="where metrics go too; the package must be installed"
+    )
     speculative_tokens: DraftTokens | None = Field(
         None, description="K written into the config; empty: ttt_steps"
     )
     seed: int = Field(0, description="of initial weights and data order")
+
+    @field_validator("loss")
+    @classmethod
+    def _known_loss(cls, value: str) -> str:
+        loss_weights(value)
+        return value
+
+    @model_validator(mode="after")
+    def _no_option_is_ignored(self) -> TrainParams:
+        if self.schedule == "constant" and self.warmup_ratio:
+            raise ValueError("a constant schedule has no warm-up: choose constant_with_warmup")
+        if self.held_out and not self.evaluate_every:
+            raise ValueError("held_out is measured on, but evaluate_every is 0")
+        if self.sharding == "fsdp" and self.world == 1:
+            raise ValueError("fsdp needs more than one process")
+        if self.sharding == "fsdp" and self.optimizer == "muon":
+            raise ValueError("muon needs whole matrices: choose sharding ddp")
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_can_meet(self) -> TrainParams:
+        if self.nodes > 1 and not self.rendezvous:
+            raise ValueError("several nodes need a rendezvous, HOST:PORT of node 0")
+        if self.nodes == 1 and self.rendezvous:
+            raise ValueError("a rendezvous is of several nodes, but nodes is 1")
+        if self.node_rank >= self.nodes:
+            raise ValueError(f"node_rank counts from 0 to nodes - 1, which is {self.nodes - 1}")
+        return self
+
+    @property
+    def world(self) -> int:
+        """Processes on all nodes."""
+        return self.processes * self.nodes
 
     @model_validator(mode="after")
     def _states_are_kept(self) -> TrainParams:
@@ -216,11 +310,38 @@ class TrainParams(Params):
             raise ValueError("norm_before_fc and fc_norm exclude each other: choose one")
         return self
 
+    def said_of_draft(self) -> dict[str, Any]:
+        """Those fields of `NEW_DRAFT` that were not left open."""
+        said = {name: getattr(self, name) for name in NEW_DRAFT}
+        return {name: value for name, value in said.items() if value not in (None, "auto")}
+
     @model_validator(mode="after")
     def _one_start_of_the_head(self) -> TrainParams:
         if self.start_from and self.lm_head_from_verifier:
             raise ValueError("lm_head_from_verifier would undo the head of start_from: choose one")
         return self
+
+
+LOSSES = ("kl", "reverse_kl", "js", "tv", "nla", "lk_hybrid")
+"""What a draft can be trained to make small; `training.divergence` has the formulas."""
+
+
+def loss_weights(text: str) -> dict[str, float]:
+    """Weights by name of `kl` or `kl:0.9,tv:0.1`. Raises `ValueError` for anything else."""
+    weights: dict[str, float] = {}
+    for part in text.split(","):
+        name, colon, number = (piece.strip() for piece in part.partition(":"))
+        if name not in LOSSES:
+            raise ValueError(f"there is no loss {name!r}; there are {', '.join(LOSSES)}")
+        if name in weights:
+            raise ValueError(f"{name} is named twice")
+        try:
+            weights[name] = float(number) if colon else 1.0
+        except ValueError:
+            raise ValueError(f"the weight of {name} is no number: {number!r}") from None
+        if not 0.0 < weights[name] < float("inf"):
+            raise ValueError(f"the weight of {name} must be above 0")
+    return weights
 
 
 class SamplingParams(Params):

@@ -142,6 +142,7 @@ class Trial:
             draft = Eagle3Draft(plan.eagle3)
         draft.load_state_dict(self.draft.state_dict(), assign=True)
         # not part of a state dict, and another one where the RoPE base is in doubt
-        draft.rotary = LlamaRotaryEmbedding(llama_config(plan.eagle3)).to(self.verifier.device)
+        layers = llama_config(plan.eagle3.transformer_layer_config)
+        draft.rotary = LlamaRotaryEmbedding(layers).to(self.verifier.device)
         ids = plan.eagle3.eagle_aux_hidden_state_layer_ids or []
         return round(first_token_acceptance(draft.eval(), self.verifier, self.answered, ids), 4)

@@ -9,6 +9,8 @@
 What a token may look at differs between training (several unrolled steps at once) and decoding
 (a KV cache), so attention itself is a function that the caller passes in: `Attend`. Parameter
 names are those of the speculators format, so a state dict is a checkpoint.
+
+Layers are a Llama's, or a Qwen3's: the same with a norm over each head of query and key.
 """
 
 from __future__ import annotations
@@ -25,20 +27,21 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from speculators_core.config import Eagle3Config
+from speculators_core.config import Eagle3Config, LayerConfig
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q [B, heads, S, D], k [B, kv_heads, S, D], v like k) → [B, heads, S, D]. Rotary
-positions are applied already; the function owns masks and caches, and scales by D^-0.5."""
+"""(layer, q [B, heads, S, D], k [B, kv_heads, S, D], v like k) → [B, heads, S, D]. Head norms and
+rotary positions are applied already; the function owns masks and caches, and scales by D^-0.5."""
 
 
 class DraftAttention(nn.Module):
     """Projections and rotary positions; what is attended to is the caller's `Attend`."""
 
-    def __init__(self, config: LlamaConfig, layer: int) -> None:
+    def __init__(self, config: LayerConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.head_dim: int = config.head_dim
+        self.head_dim = config.head_dim
+        self.norms_heads = config.norms_heads
         width = config.hidden_size * (2 if layer == 0 else 1)
         heads = config.num_attention_heads * self.head_dim
         kv_heads = config.num_key_value_heads * self.head_dim
@@ -47,6 +50,9 @@ class DraftAttention(nn.Module):
         self.k_proj = nn.Linear(width, kv_heads, bias=bias)
         self.v_proj = nn.Linear(width, kv_heads, bias=bias)
         self.o_proj = nn.Linear(heads, config.hidden_size, bias=bias)
+        if self.norms_heads:
+            self.q_norm = LlamaRMSNorm(self.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = LlamaRMSNorm(self.head_dim, eps=config.rms_norm_eps)
 
     def forward(
         self,
@@ -61,6 +67,8 @@ class DraftAttention(nn.Module):
             proj(source).view(*source.shape[:2], -1, self.head_dim).transpose(1, 2)
             for proj, source in ((self.q_proj, asking), (self.k_proj, x), (self.v_proj, x))
         )
+        if self.norms_heads:
+            q, k = self.q_norm(q), self.k_norm(k)
         if rows is None:
             q, k = apply_rotary_pos_emb(q, k, *rotary)
         else:
@@ -75,7 +83,7 @@ class DraftAttention(nn.Module):
 class DraftLayer(nn.Module):
     """One decoder layer. Layer 0 takes the token's embedding beside the state."""
 
-    def __init__(self, config: LlamaConfig, layer: int, *, norm_before_residual: bool) -> None:
+    def __init__(self, config: LayerConfig, layer: int, *, norm_before_residual: bool) -> None:
         super().__init__()
         self.norm_before_residual = norm_before_residual
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -83,7 +91,7 @@ class DraftLayer(nn.Module):
             self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = DraftAttention(config, layer)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = LlamaMLP(config)
+        self.mlp = LlamaMLP(llama_config(config))
 
     def forward(
         self,
@@ -113,16 +121,17 @@ class Eagle3Draft(nn.Module):
 
     Buffers `d2t` [dv] int64 (offset: verifier id = i + d2t[i]) and `t2d` [V] bool exist only when
     the draft vocabulary is smaller than the verifier's. Frozen: `embed_tokens`, unless the config
-    says `embed_requires_grad`.
+    says `embed_requires_grad`; with `shares_embedding` it is the verifier's table, and not saved.
     """
 
     d2t: Tensor
     t2d: Tensor
+    shares_embedding: bool = False
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
         self.config = config
-        layer_config = llama_config(config)
+        layer_config = config.transformer_layer_config
         hd, eps = config.hidden_size, layer_config.rms_norm_eps
         width = config.num_aux * config.verifier_hidden_size
         self.embed_tokens = nn.Embedding(config.vocab_size, hd)
@@ -140,7 +149,7 @@ class Eagle3Draft(nn.Module):
         )
         self.norm = LlamaRMSNorm(hd, eps=eps)
         self.lm_head = nn.Linear(hd, config.draft_vocab_size, bias=False)
-        self.rotary = LlamaRotaryEmbedding(layer_config)
+        self.rotary = LlamaRotaryEmbedding(llama_config(layer_config))
         if config.has_vocab_map:
             dv = config.draft_vocab_size
             self.register_buffer("d2t", torch.zeros(dv, dtype=torch.int64))
@@ -192,6 +201,13 @@ class Eagle3Draft(nn.Module):
         """Draft ids of any shape → verifier ids of that shape."""
         return draft_ids + self.d2t[draft_ids] if self.config.has_vocab_map else draft_ids
 
+    @property
+    def kept(self) -> Tensor:
+        """[V] bool: the verifier ids that the draft can propose."""
+        if self.config.has_vocab_map:
+            return self.t2d
+        return torch.ones(self.config.vocab_size, dtype=torch.bool, device=self.fc.weight.device)
+
     def set_vocab_map(self, kept: Tensor) -> None:
         """Install a map from `kept` [V] bool with exactly dv true entries."""
         ids = kept.nonzero().flatten()
@@ -205,7 +221,7 @@ class Eagle3Draft(nn.Module):
         return ((n, p) for n, p in self.named_parameters() if p.requires_grad)
 
 
-def llama_config(config: Eagle3Config) -> LlamaConfig:
-    """The draft's layers as transformers knows them (rotary scaling included)."""
-    values = config.transformer_layer_config.model_dump(exclude={"model_type"})
-    return LlamaConfig(**values)
+def llama_config(layers: LayerConfig) -> LlamaConfig:
+    """The draft's layers as transformers knows them (rotary scaling included). What it is used
+    for, MLP and rotary positions, a Qwen3 layer computes in the same way."""
+    return LlamaConfig(**layers.model_dump(exclude={"model_type"}))

@@ -1,9 +1,11 @@
-"""The draft that training starts from: shaped like one of the verifier's layers."""
+"""The draft that training starts from: a new one shaped like one of the verifier's layers, or a
+speculator that is trained further (`warm_start`).
+"""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from speculators_core.config import (
     USUAL_AUX,
@@ -19,14 +21,18 @@ from speculators_core.errors import PairingError
 from speculators_core.models.eagle3 import Eagle3Draft
 from speculators_core.models.verifier import Verifier
 from speculators_core.models.verifier_config import VerifierFacts
-from speculators_core.params import TrainParams
+from speculators_core.params import NEW_DRAFT, TrainParams
+from speculators_core.training import warm_start
 
 _STD = 0.02
+_CLOSE = 1e-2  # relative; rounding of bfloat16 stays well below
 
 
 def aux_layers(params: TrainParams, facts: VerifierFacts) -> list[int]:
     """Ascending layer ids ("after k layers"). Raises `PairingError` where one is out of range or
-    named twice."""
+    named twice; see `warm_start.read` where there is a speculator to start from."""
+    if params.start_from:
+        return list(warm_start.read(params, facts).eagle_aux_hidden_state_layer_ids or ())
     ids = params.aux_layers or default_aux_layers(facts.num_hidden_layers)
     wrong = [k for k in ids if k > facts.num_hidden_layers]
     if wrong or len(set(ids)) != len(ids):
@@ -40,27 +46,33 @@ def aux_layers(params: TrainParams, facts: VerifierFacts) -> list[int]:
 
 
 def draft_config(params: TrainParams, facts: VerifierFacts, draft_vocab_size: int) -> Eagle3Config:
-    """The config of a draft for this verifier: its widths, heads and rotary positions."""
-    ids = aux_layers(params, facts)
-    counted = {} if len(ids) == USUAL_AUX else {"num_aux_hidden_states": len(ids)}
-    return Eagle3Config(
-        draft_vocab_size=draft_vocab_size,
-        norm_before_residual=params.norm_before_residual,
-        norm_before_fc=params.norm_before_fc,
-        fc_norm=params.fc_norm,
-        norm_output=params.norm_output,
-        eagle_aux_hidden_state_layer_ids=ids,
-        dtype="bfloat16" if params.dtype == "bfloat16" else "float32",
-        speculators_config=Speculators(
+    """The config of the draft: that of the speculator to start from, or a new one with this
+    verifier's widths, heads and rotary positions. Verifier, K, precision and whether the embedding
+    is trained are this training's in both cases."""
+    own = {
+        "embed_requires_grad": params.embedding == "trained",
+        "dtype": "bfloat16" if params.dtype == "bfloat16" else "float32",
+        "speculators_config": Speculators(
             proposal_methods=[
                 Proposal(speculative_tokens=params.speculative_tokens or params.ttt_steps)
             ],
             verifier=VerifierReference(name_or_path=facts.path, architectures=facts.architectures),
         ),
+    }
+    if params.start_from:
+        return warm_start.read(params, facts).model_copy(update=own)
+    switches = NEW_DRAFT | params.said_of_draft()
+    layers, kind = switches.pop("num_layers"), switches.pop("layer_type")
+    ids = aux_layers(params, facts)
+    counted = {} if len(ids) == USUAL_AUX else {"num_aux_hidden_states": len(ids)}
+    return Eagle3Config(
+        draft_vocab_size=draft_vocab_size,
+        eagle_aux_hidden_state_layer_ids=ids,
         transformer_layer_config=LayerConfig(
+            model_type=kind,
             hidden_size=facts.hidden_size,
             intermediate_size=facts.intermediate_size,
-            num_hidden_layers=params.num_layers,
+            num_hidden_layers=layers,
             num_attention_heads=facts.num_attention_heads,
             num_key_value_heads=facts.num_key_value_heads,
             head_dim=facts.head_dim,
@@ -70,27 +82,61 @@ def draft_config(params: TrainParams, facts: VerifierFacts, draft_vocab_size: in
             rope_parameters=facts.rope_parameters,
             **counted,
         ),
+        **switches,
+        **own,
     )
 
 
 @torch.no_grad()
 def build_draft(params: TrainParams, verifier: Verifier, prepared: Prepared) -> Eagle3Draft:
-    """A fresh draft with the data's vocabulary map.
+    """The draft on the verifier's device, in float32, in train mode.
 
-    Embedding (frozen), final norm and, unless switched off, the head start as the verifier's; the
-    rest is drawn from N(0, 0.02²), seeded.
+    A new one has the data's vocabulary map; embedding, final norm and, unless switched off, the
+    head start as the verifier's, the rest is drawn from N(0, 0.02²), seeded. One that is trained
+    further has its own weights and its own vocabulary. The embedding is trained, frozen or the
+    verifier's very tensor, as asked.
     """
-    config = draft_config(params, verifier.facts, int(prepared.kept.sum()))
+    draft = Eagle3Draft(draft_config(params, verifier.facts, int(prepared.kept.sum()))).float()
+    if params.start_from:
+        warm_start.fill(draft, params, verifier, int(prepared.lengths.max()))
+    else:
+        _fill(draft, params, verifier, prepared)
+    draft = draft.to(verifier.device)
+    if params.embedding == "shared":
+        draft.embed_tokens.weight = nn.Parameter(verifier.embedding.float(), requires_grad=False)
+        draft.shares_embedding = True
+    return draft
+
+
+def _fill(draft: Eagle3Draft, params: TrainParams, verifier: Verifier, prepared: Prepared) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(params.seed)
-        draft = Eagle3Draft(config).float()
         for module in draft.modules():
             if isinstance(module, nn.Linear):
                 module.weight.normal_(std=_STD)
     draft.embed_tokens.weight.copy_(verifier.embedding)
-    draft.norm.weight.copy_(verifier.final_norm.weight)
-    if params.lm_head_from_verifier:
+    draft.norm.weight.copy_(norm_scale(verifier))
+    if params.lm_head_from_verifier is not False:
         draft.lm_head.weight.copy_(verifier.lm_head[prepared.kept.to(verifier.device)])
-    if config.has_vocab_map:
+    if draft.config.has_vocab_map:
         draft.set_vocab_map(prepared.kept)
-    return draft.to(verifier.device)
+
+
+def norm_scale(verifier: Verifier) -> Tensor:
+    """What the verifier's final norm multiplies by, [H]: its weight, or 1 + weight where its
+    family means that (Gemma). Told by what the norm does to a vector of ones, whose own norm is 1.
+
+    Raises `PairingError` for a norm that does something else.
+    """
+    norm = verifier.final_norm
+    weight = getattr(norm, "weight", None)
+    if isinstance(weight, Tensor):
+        done = norm(torch.ones_like(weight)[None])[0].float()
+        for scale in (weight.float(), 1 + weight.float()):
+            if torch.allclose(done, scale, rtol=_CLOSE, atol=_CLOSE):
+                return scale
+    raise PairingError(
+        f"the verifier's final norm ({type(norm).__name__}) is no RMS norm",
+        where=verifier.facts.path,
+        hint="an EAGLE-3 draft ends in one, and takes the verifier's for its beginning",
+    )

@@ -27,7 +27,7 @@ from speculators_core.models.eagle3 import Eagle3Draft
 from speculators_core.models.verifier import Verifier, fastest, load_verifier
 from speculators_core.params import TrainParams
 from speculators_core.progress import Portion, Progress, Quiet
-from speculators_core.training import checkpointing
+from speculators_core.training import checkpointing, warm_start
 from speculators_core.training.draft import aux_layers, build_draft
 from speculators_core.training.loop import Loop, Source
 from speculators_core.training.loss import TargetHead
@@ -72,10 +72,12 @@ def train(
     source, quarantined = _source(params, prepared, verifier, layers, first)
     training, validation = _split(prepared, quarantined)
     draft = build_draft(params, verifier, prepared)
+    if params.start_from:
+        progress.note(warm_start.describe(draft, prepared))
     loop = Loop(
         params=params,
         draft=draft,
-        head=TargetHead(verifier.final_norm, verifier.lm_head, prepared.kept.to(device)),
+        head=TargetHead(verifier.final_norm, verifier.lm_head, draft.kept),
         source=source,
         prepared=prepared,
         training=training,
@@ -206,7 +208,9 @@ def _split(prepared: Prepared, quarantined: set[int]) -> tuple[list[int], list[i
 
 def _fingerprint(params: TrainParams, prepared: Prepared, verifier: Verifier) -> str:
     """Equal where a checkpoint may be continued: parameters, data and verifier are the same."""
-    own = params.model_dump(mode="json", exclude={"data", "verifier", "max_minutes"})
+    own = params.model_dump(mode="json", exclude={"data", "verifier", "start_from", "max_minutes"})
+    if params.start_from:
+        own["start_from"] = warm_start.fingerprint(params.start_from)
     text = json.dumps([own, prepared.meta.key, verifier.fingerprint], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
