@@ -21,6 +21,8 @@ from speculators_core.untrusted import JSON_BYTES, parse_json, read_bounded
 SPECULATORS_VERSION = "0.9.0"
 USUAL_AUX = 3
 """How many aux states vLLM's Llama draft counts where no `num_aux_hidden_states` says another."""
+LAYER_TYPES = ("llama", "qwen3")
+"""What the layers of an EAGLE-3 draft can be (`LayerConfig.model_type`)."""
 
 SomeConfig = TypeVar("SomeConfig", bound=BaseModel)
 

@@ -51,6 +51,7 @@ _TYPES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
             *("hidden_size", "intermediate_size", "moe_intermediate_size", "target_hidden_size"),
             *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
             *("vocab_size", "draft_vocab_size", "max_position_embeddings", "num_target_layers"),
+            "max_window_layers",
         ),
     ),
     (

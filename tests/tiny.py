@@ -114,10 +114,12 @@ def draft_config(
     vocab: int = VOCAB,
     hidden: int = HIDDEN,
     layers: int = 1,
+    kind: str = "llama",
     rope_theta: float = ROPE_THETA,
     **changes: Any,
 ) -> Eagle3Config:
-    """The config of a tiny draft; `changes` are further fields of `Eagle3Config`."""
+    """The config of a tiny draft, its layers of type `kind`; `changes` are further fields of
+    `Eagle3Config`."""
     values: dict[str, Any] = {
         "draft_vocab_size": draft_vocab,
         "norm_before_residual": True,
@@ -129,6 +131,7 @@ def draft_config(
             "verifier": {"name_or_path": str(verifier), "architectures": ["LlamaForCausalLM"]},
         },
         "transformer_layer_config": {
+            "model_type": kind,
             "hidden_size": hidden,
             "intermediate_size": 2 * hidden,
             "num_hidden_layers": layers,

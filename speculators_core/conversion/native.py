@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from speculators_core.config import LAYER_TYPES
 from speculators_core.conversion.aux_layers import IDS, StatedIds, put_aux_layers, read_ids
+from speculators_core.conversion.header import TensorInfo
 from speculators_core.conversion.naming import rename
 from speculators_core.conversion.options import put_drafted
 from speculators_core.conversion.pairing import check_pairing, pairing_warnings, verifier_block
@@ -65,8 +67,9 @@ class Native:
 
     def plan(self, source: Source, verifier: VerifierFacts | None, params: ConvertParams) -> Plan:
         _check_keys(source)
-        config, layer = source.config, _layer_config(source)
         named, fields = rename(source), Fields()
+        config, layer = source.config, _layer_config(source)
+        _put_layer_type(fields, layer, source, named)
         put_sizes(fields, layer, source, named)
         put_context(fields, layer, source, verifier)
         put_vocabulary(fields, {**layer, **_sizes(config)}, source, named, verifier)
@@ -84,6 +87,7 @@ class Native:
         if verifier:
             check_pairing(result, verifier)
         warnings += pairing_warnings(layer, source, verifier) + about_name
+        warnings += [result.vllm_obstacle] if result.vllm_obstacle else []
         return Plan(
             Inspection(
                 layout=self.name,
@@ -109,14 +113,26 @@ def _check_keys(source: Source) -> None:
 def _layer_config(source: Source) -> dict[str, Any]:
     """The draft's layers, nulls left out (`convert_to_vllm_ckpt` copies them)."""
     block = block_of(source.config, "transformer_layer_config", source)
-    kind = block.get("model_type") or "llama"
-    if kind != "llama":
-        raise CheckpointError(
-            f"the draft's layers are of type {kind!r}, expected 'llama'",
-            where=f"{source.directory / 'config.json'}: transformer_layer_config.model_type",
-            hint="vLLM serves this draft as it is; here only Llama layers are read",
-        )
     return {name: value for name, value in block.items() if value is not None}
+
+
+def _put_layer_type(
+    fields: Fields, layer: dict[str, Any], source: Source, named: dict[str, TensorInfo]
+) -> None:
+    """Llama or Qwen3: the file's word, else whether heads are normed. Readers take silence for
+    different types (vLLM for Llama, speculators for Qwen3)."""
+    kind = layer.get("model_type")
+    if kind is None:
+        normed = "layers.0.self_attn.q_norm.weight" in named
+        fields.put("model_type", "qwen3" if normed else "llama", "tensors")
+    elif kind in LAYER_TYPES:
+        fields.put("model_type", kind, "checkpoint")
+    else:
+        raise CheckpointError(
+            f"the draft's layers are of type {kind!r}, expected {' or '.join(LAYER_TYPES)}",
+            where=f"{source.directory / 'config.json'}: transformer_layer_config.model_type",
+            hint="speculators and vLLM know EAGLE-3 drafts of these layers alone",
+        )
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, Any]:

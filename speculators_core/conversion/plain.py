@@ -27,6 +27,8 @@ from speculators_core.models.verifier_config import VerifierFacts
 from speculators_core.params import ConvertParams
 
 _SILENT_EPS = 1e-6
+_SLIDING = "sliding_attention"
+_QWEN3_SEEING = 28  # transformers' default of max_window_layers
 _SWITCH_TENSORS = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}
 _NORM_OUTPUT_TAKEN = (
     "norm_output is set in the checkpoint and was taken as speculators means it (the normed state "
@@ -220,10 +222,10 @@ def put_window(fields: Fields, config: Mapping[str, Any]) -> list[str]:
     """A draft that was trained to look back over a window only is served so."""
     layers = fields.found["num_hidden_layers"].value
     window, kinds = config.get("sliding_window"), config.get("layer_types")
-    slides = isinstance(kinds, list) and "sliding_attention" in kinds
-    if not window or not (slides or config.get("use_sliding_window")):
+    if not isinstance(kinds, list):
+        kinds = _kinds_of(config, layers)
+    if not window or _SLIDING not in kinds:
         return []
-    kinds = kinds if slides else ["sliding_attention"] * layers
     values = {"sliding_window": window, "use_sliding_window": True, "layer_types": kinds}
     for name, value in values.items():
         fields.put(name, value, "checkpoint")
@@ -231,6 +233,17 @@ def put_window(fields: Fields, config: Mapping[str, Any]) -> list[str]:
         f"the draft looks back over the last {window} tokens; the reference engine, unlike vLLM, "
         "lets it see all, so the two differ on longer contexts"
     ]
+
+
+def _kinds_of(config: Mapping[str, Any], layers: int) -> list[str]:
+    """The kinds of layers that a config without `layer_types` means. A Qwen3's first layers see
+    all: as many as `max_window_layers` says."""
+    if not config.get("use_sliding_window"):
+        return []
+    seeing = 0
+    if config.get("model_type") == "qwen3":
+        seeing = config.get("max_window_layers", _QWEN3_SEEING)
+    return ["full_attention" if i < seeing else _SLIDING for i in range(layers)]
 
 
 def _put_switches(

@@ -68,7 +68,7 @@ def tensor_rows(
     """A row for each target and each left-over source tensor; names what can't be right."""
     expected = config.tensor_shapes()
     found = [_target_row(target, named, config, source, verifier) for target in sorted(expected)]
-    return found + [_unused_row(t, i) for t, i in named.items() if t not in expected]
+    return found + [_unused_row(t, i, config) for t, i in named.items() if t not in expected]
 
 
 def _target_row(
@@ -103,12 +103,12 @@ def _check_shareable(config: Eagle3Config, source: Source, verifier: VerifierFac
         )
 
 
-def _unused_row(target: str, info: TensorInfo) -> TensorRow:
+def _unused_row(target: str, info: TensorInfo, config: Eagle3Config) -> TensorRow:
     reasons = [why for pattern, why in _UNUSED if pattern.search(info.name)]
     if target in ("d2t", "t2d"):
         reasons = ["the draft vocabulary is the whole vocabulary: no map is needed"]
     if not reasons:
-        why = "no EAGLE-3 draft has such a tensor"
+        why = f"no EAGLE-3 draft of {config.transformer_layer_config.model_type} layers has it"
         hint = "leaving it out would change the draft; this variant is not supported"
         raise rows.no_place(info, why, hint)
     return rows.unused(info, reasons[0])

@@ -95,7 +95,10 @@ def fill(draft: Eagle3Draft, params: TrainParams, verifier: Verifier, longest: i
 
 def _check_options(params: TrainParams, config: Eagle3Config, aux: list[int] | None) -> None:
     layers = config.transformer_layer_config
-    kept = {"num_layers": layers.num_hidden_layers, "layer_type": layers.model_type}
+    kept: dict[str, object] = {
+        "num_layers": layers.num_hidden_layers,
+        "layer_type": layers.model_type,
+    }
     asked = params.said_of_draft()
     kept |= {name: getattr(config, name) for name in asked.keys() - kept.keys()}
     if aux and config.eagle_aux_hidden_state_layer_ids:

@@ -45,6 +45,7 @@ class Shape:
     dtype: str = "float32"
     rope_theta: float = 10000.0
     context: int = 512
+    kind: str = "llama"
 
 
 def verifier(directory: Path, shape: Shape, *, ends: bool = False, **changes: Any) -> Path:
@@ -99,6 +100,8 @@ def weights(shape: Shape, seed: int = 0, *, embedding: bool = False) -> Weights:
             "mlp.down_proj": weight(hd, shape.inner),
         }
         layer |= {"hidden_norm": norm(hd)} if i == 0 else {}
+        if shape.kind == "qwen3":
+            layer |= {f"self_attn.{name}_norm": norm(shape.head_dim) for name in ("q", "k")}
         found |= {f"layers.{i}.{name}.weight": tensor for name, tensor in layer.items()}
     found["fc.weight"] = weight(hd, shape.num_aux * shape.wide)
     found["norm.weight"] = norm(hd)
@@ -173,7 +176,7 @@ def _renamed(draft: Weights, prefix: str) -> Weights:
 def _llama(shape: Shape) -> dict[str, Any]:
     config = {
         "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "model_type": shape.kind,
         "hidden_act": "silu",
         "hidden_size": shape.hidden,
         "intermediate_size": shape.inner,
