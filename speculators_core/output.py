@@ -11,7 +11,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from speculators_core.errors import Conflict, Unavailable
@@ -23,7 +23,8 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 def complete_or_absent(directory: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A fresh directory to write into; it becomes `directory` only when the block ends well.
 
-    Raises `Conflict` where it is there already, `Unavailable` where the disk takes no more.
+    Folders that are made for it go again with it. Raises `Conflict` where it is there already,
+    `Unavailable` where the disk takes no more.
     """
     if os.path.lexists(directory) and not overwrite:
         raise Conflict(
@@ -34,16 +35,9 @@ def complete_or_absent(directory: Path, *, overwrite: bool = False) -> Iterator[
     token = uuid.uuid4().hex[:8]
     draft = directory.parent / f".{directory.name}.{token}.partial"
     old = directory.parent / f".{directory.name}.{token}.old"
+    new = [place for place in directory.parents if not os.path.lexists(place)]
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        draft.mkdir()
-    except OSError as error:
-        raise Unavailable(
-            f"the output can't be written: {error.strerror}",
-            where=str(directory),
-            hint="choose a place that you may write to",
-        ) from error
-    try:
+        _make(draft, directory)
         yield draft
         if overwrite and directory.exists():
             directory.rename(old)
@@ -66,3 +60,17 @@ def complete_or_absent(directory: Path, *, overwrite: bool = False) -> Iterator[
     finally:
         shutil.rmtree(draft, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+        with suppress(OSError):  # the output is there, or what somebody else put beside it
+            for place in new:
+                place.rmdir()
+
+
+def _make(draft: Path, directory: Path) -> None:
+    try:
+        draft.mkdir(parents=True)
+    except OSError as error:
+        raise Unavailable(
+            f"the output can't be written: {error.strerror}",
+            where=str(directory),
+            hint="choose a place that you may write to",
+        ) from error

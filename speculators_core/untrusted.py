@@ -20,6 +20,7 @@ from speculators_core.errors import CheckpointError, Forbidden
 JSON_BYTES = 16_000_000
 JSON_VALUES = 400_000  # twice the index of the largest model; parsed below a second, in 100 MB
 _DEPTH = 64
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a FIFO",
@@ -73,10 +74,18 @@ def read_bounded(path: Path, limit: int) -> bytes:
     return content
 
 
+def is_pointer(path: Path) -> bool:
+    """Whether a file is what Git LFS leaves in the place of a large one that was not fetched."""
+    with open_regular(path) as file:
+        return file.read(len(_POINTER)) == _POINTER
+
+
 def parse_json(text: bytes) -> Any:
     """The value of a JSON text. Raises `ValueError` that says what is wrong with it: also for a
     key given twice, for nesting below 64 levels and for more than 400,000 values.
     """
+    if text.startswith(_POINTER):
+        raise ValueError("it is a pointer of Git LFS, not yet the file: git lfs pull fetches it")
     if text.count(b",") + text.count(b"[") + text.count(b"{") > JSON_VALUES:
         raise ValueError(f"it holds more than {JSON_VALUES} values")
     try:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from speculators_core.config import read_json
 from speculators_core.errors import CheckpointError
 from speculators_core.precision import CODES, SIZES, Raw, all_finite
+from speculators_core.untrusted import is_pointer
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -24,13 +25,35 @@ _NAME = 255  # bytes; no file system takes more
 
 def weight_files(directory: Path, single: str = SINGLE) -> dict[Path, set[str]]:
     """Each file of weights in a directory, with the tensors that an index says are in it; none
-    where there are no weights. Raises `CheckpointError` where the index names what is not here.
+    where there are no weights. Raises `CheckpointError` where the index names what is not here, a
+    whole file and shards lie side by side, or Git LFS has not fetched a file.
     """
-    if (directory / single).exists():
-        return {directory / single: set()}
-    index = directory / f"{single}.index.json"
-    if not index.exists():
-        return {}
+    whole, index = directory / single, directory / f"{single}.index.json"
+    files = _indexed(index) if index.exists() else {whole: set()} if whole.exists() else {}
+    if whole.exists() and files.keys() != {whole}:
+        raise CheckpointError(
+            f"the directory holds two sets of weights: {single}, and what {index.name} names "
+            f"({', '.join(file.name for file in list(files)[:3])})",
+            where=str(directory),
+            hint="readers differ in which they take: remove one of the two",
+        )
+    check_fetched(files)
+    return files
+
+
+def check_fetched(files: Iterable[Path]) -> None:
+    """Raise `CheckpointError` where a file is only a pointer that Git LFS left in its place."""
+    for file in files:
+        if is_pointer(file):
+            raise CheckpointError(
+                f"{file.name} is a pointer of Git LFS: the file itself was never fetched",
+                where=str(file),
+                hint="in this directory: git lfs install, then git lfs pull",
+            )
+
+
+def _indexed(index: Path) -> dict[Path, set[str]]:
+    """The files that an index names, each with its tensors."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise CheckpointError(
@@ -42,7 +65,7 @@ def weight_files(directory: Path, single: str = SINGLE) -> dict[Path, set[str]]:
     for tensor, name in sorted(names.items(), key=lambda item: str(item[1])):
         if not isinstance(name, str) or Path(name).name != name or len(name.encode()) > _NAME:
             raise _not_here(name, index)
-        files.setdefault(directory / name, set()).add(tensor)
+        files.setdefault(index.parent / name, set()).add(tensor)
     for file in files:
         if not file.exists():
             raise _not_here(file.name, index)

@@ -20,7 +20,7 @@ from speculators_core.models.mtp_config import MTPConfig
 from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 from speculators_core.params import DeployParams
 from speculators_core.precision import all_finite
-from speculators_core.weights import check_shapes, not_finite
+from speculators_core.weights import check_fetched, check_shapes, not_finite
 
 NGRAM_TOKENS = 3  # K of the n-gram drafter, which has no config to say it
 MTP_TOKENS = 3  # K of an MTP head inside its verifier, whose config does not say it either
@@ -181,6 +181,7 @@ def _weights(directory: Path, what: str) -> int:
             where=str(directory),
             hint="is the directory complete? expected *.safetensors",
         )
+    check_fetched(files)
     return sum(file.stat().st_size for file in files)
 
 

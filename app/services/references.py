@@ -21,7 +21,7 @@ from app.settings import settings
 from app.store.engine import reading
 from app.store.models import DataSet, RunState, Speculator, VerifierModel
 from speculators_core.errors import Conflict, Forbidden, InputError, NotFound
-from speculators_core.hub.reference import is_hub_id
+from speculators_core.hub.reference import is_hub_id, means_directory
 from speculators_core.params import JobKind
 from speculators_core.untrusted import check_links, is_here, links, within
 
@@ -57,7 +57,7 @@ def resolve(reference: str, field: str | None = None) -> str:
         return path
     if is_here(place):
         return str(place.resolve())
-    if not _looks_like_path(reference) and is_hub_id(reference):
+    if is_hub_id(reference) and not means_directory(reference):
         return reference
     raise _unknown(reference)
 
@@ -162,6 +162,11 @@ def _registered(name: str, field: str | None) -> str | None:
 def _unknown(reference: str) -> NotFound:
     if _looks_like_path(reference):
         return NotFound(f"there is no {reference!r}", hint="check the path")
+    if is_hub_id(reference):
+        return NotFound(
+            f"there is no directory {reference!r}, though there is one that it would lie in",
+            hint=f"check its name; the repository of the hub is written {reference}@main",
+        )
     with reading() as session:
         names = [n for t in _REGISTRIES.values() for n in session.scalars(select(t.name))]
     near = difflib.get_close_matches(reference, names, n=3)

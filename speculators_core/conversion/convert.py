@@ -13,14 +13,15 @@ from pathlib import Path
 from speculators_core.conversion.digest import Digests, known_digest
 from speculators_core.conversion.inspect import plan_of
 from speculators_core.conversion.report import ConvertResult, Report, Validation, deployable
-from speculators_core.conversion.source import locate, open_source
+from speculators_core.conversion.source import open_source
 from speculators_core.conversion.target import REPORT
 from speculators_core.conversion.write import write_tensors
+from speculators_core.models.hub import CHECKPOINT, here, snapshot
 from speculators_core.models.verifier_config import read_verifier
 from speculators_core.output import complete_or_absent
 from speculators_core.params import ConvertParams
 from speculators_core.progress import Portion, Progress, Quiet
-from speculators_core.untrusted import check_links, is_here
+from speculators_core.untrusted import check_links
 
 _HASHED_BYTES = 1 << 30
 
@@ -88,6 +89,7 @@ def _brought_here(checkpoint: str, progress: Progress) -> tuple[Path, Progress]:
     """The checkpoint's directory, downloaded where it is a hub id, and the progress that is left
     for the conversion.
     """
-    if is_here(checkpoint):
-        return locate(checkpoint), progress
-    return locate(checkpoint, Portion(progress, 0.0, 0.4)), Portion(progress, 0.4, 1.0)
+    if found := here(checkpoint):
+        return found, progress
+    whole = Portion(progress, 0.0, 0.4)
+    return snapshot(checkpoint, CHECKPOINT, whole), Portion(progress, 0.4, 1.0)

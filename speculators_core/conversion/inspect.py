@@ -27,6 +27,8 @@ from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 from speculators_core.params import ConvertParams, parse_model
 from speculators_core.untrusted import check_links, is_here
 
+_UNREAD = "safetensors files come first, and it may hold other weights"
+
 LAYOUTS: tuple[Layout, ...] = (
     Native(),
     DFlash(),
@@ -76,6 +78,8 @@ def plan_of(
     layout = recognise(source)
     plan = layout.plan(source, verifier, params)
     refuse_ignored(params, plan.config.algorithm)
+    if source.unread:
+        plan = plan.warned(f"{source.unread} lies there, too, and was not read: {_UNREAD}")
     return layout, in_precision(plan, params)
 
 

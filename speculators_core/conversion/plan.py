@@ -6,7 +6,7 @@ become. `inspect` shows the plan, `convert` carries it out. Light: no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -115,6 +115,11 @@ class Plan:
         """
         taken = {row.source for row in self.inspection.tensors}
         return sorted({info.file for name, info in source.tensors.items() if name in taken})
+
+    def warned(self, warning: str) -> Plan:
+        """The same plan with one warning more."""
+        warnings = [*self.inspection.warnings, warning]
+        return replace(self, inspection=self.inspection.model_copy(update={"warnings": warnings}))
 
     @property
     def eagle3(self) -> Eagle3Config:

@@ -17,17 +17,15 @@ import numpy as np
 
 from speculators_core.conversion.child import PickledWeights
 from speculators_core.conversion.header import TensorInfo, read_headers
-from speculators_core.errors import CheckpointError, NotFound
-from speculators_core.hub.reference import is_hub_id
+from speculators_core.errors import CheckpointError
 from speculators_core.model_config import read_model_config
-from speculators_core.models.hub import snapshot
+from speculators_core.models.hub import CHECKPOINT, bring
 from speculators_core.precision import Raw
-from speculators_core.progress import Progress
 from speculators_core.untrusted import check_links, open_regular
-from speculators_core.weights import SINGLE, weight_files
+from speculators_core.weights import weight_files
 
+_PICKLED = "pytorch_model.bin"
 _PIECE = 1 << 18  # bytes read at once: looked at and written while they are in the L2 cache
-_FILES = ("*.json", "*.safetensors", "*.bin")  # of a checkpoint on the hub
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,8 @@ class Source:
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
     pickled: PickledWeights | None
+    unread: str | None = None
+    """Other weights in the same directory, which were passed over."""
 
     @property
     def files(self) -> list[Path]:
@@ -62,47 +62,21 @@ class Source:
         return np.concatenate([np.empty(0, np.uint8), *(p.copy() for p in self.pieces(name))])
 
 
-def locate(checkpoint: str | Path, progress: Progress | None = None) -> Path:
-    """The directory of a checkpoint that is a path or a hub id (downloaded, weights and JSON)."""
-    try:
-        path = Path(checkpoint).expanduser()
-        is_directory, exists = path.is_dir(), path.exists()
-    except (OSError, RuntimeError) as error:  # a name too long, or ~user of nobody
-        raise NotFound(
-            f"the checkpoint can't be a path: {error}", where=str(checkpoint)[:200]
-        ) from error
-    if is_directory:
-        return path
-    if exists:
-        raise CheckpointError(
-            "the checkpoint is a file; a directory with config.json and weights is expected",
-            where=str(path),
-            hint=f"give its directory: {path.parent}",
-        )
-    if not is_hub_id(str(checkpoint)):
-        raise NotFound(
-            "there is no such checkpoint directory",
-            where=str(checkpoint),
-            hint="give a directory, or a hub id such as org/name",
-        )
-    return snapshot(str(checkpoint), _FILES, progress)
-
-
 def open_source(checkpoint: str | Path, roots: Sequence[Path] | None = None) -> Source:
     """Read config and tensor headers. Raises `CheckpointError` where the directory is no
     checkpoint or a file is damaged, `Forbidden` where a file is a link out of `roots` (None: links
     may lead anywhere).
     """
-    directory = locate(checkpoint)
+    directory = bring(checkpoint, CHECKPOINT)
     if roots is not None:
         check_links(directory, roots)
     config = read_model_config(directory)
-    for single, pickled in ((SINGLE, False), ("pytorch_model.bin", True)):
-        places = weight_files(directory, single)
-        if places:
-            child = PickledWeights(list(places)) if pickled else None
-            found = child.infos if child else _headers(places)
-            return Source(directory, config, _by_name(found, places), child)
+    if places := weight_files(directory):
+        unread = next((p.name for p in directory.glob(f"{_PICKLED}*")), None)
+        return Source(directory, config, _by_name(_headers(places), places), None, unread)
+    if places := weight_files(directory, _PICKLED):
+        child = PickledWeights(list(places))
+        return Source(directory, config, _by_name(child.infos, places), child)
     found_names = ", ".join(sorted(p.name for p in directory.iterdir())[:8])
     raise CheckpointError(
         "no weights found: expected model.safetensors or pytorch_model.bin, "

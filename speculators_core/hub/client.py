@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _PUBLIC = "https://huggingface.co"
 _TIMEOUT_S = 20.0  # without a byte
+_NO_DIRECTORY = "if a directory is meant: none of this name is here"
 
 
 def endpoint() -> str:
@@ -138,7 +139,7 @@ def unreachable(hub_id: HubId, error: BaseException) -> Unavailable:
         f"the hub can't be reached ({type(error).__name__})",
         where=f"{endpoint()}: {hub_id}",
         hint="check the network and HF_ENDPOINT; or download the files elsewhere and give their "
-        "directory",
+        f"directory ({_NO_DIRECTORY})",
     )
 
 
@@ -157,7 +158,7 @@ def _missing(hub_id: HubId) -> NotFound:
     return NotFound(
         f"the hub has no such repository, or {seen}",
         where=f"{endpoint()}: {hub_id}",
-        hint="check the id; for a private repository set HF_TOKEN",
+        hint=f"check the id; for a private repository set HF_TOKEN ({_NO_DIRECTORY})",
     )
 
 

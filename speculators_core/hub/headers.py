@@ -18,8 +18,9 @@ from pathlib import Path
 from speculators_core.errors import CheckpointError, InputError, SpeclabError
 from speculators_core.hub.client import asking, speaking
 from speculators_core.hub.download import Listing, RemoteFile, cached, fetch, listing
-from speculators_core.hub.reference import HubId, is_hub_id, parse_hub_id
-from speculators_core.untrusted import JSON_BYTES, is_here
+from speculators_core.hub.reference import HubId, parse_hub_id
+from speculators_core.models.hub import here
+from speculators_core.untrusted import JSON_BYTES
 
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja")
 """Configuration and tokenizer."""
@@ -36,13 +37,12 @@ def looking_at(checkpoint: str | Path) -> Iterator[Path]:
     Raises as `download.fetch`; `InputError` where the weights are pickled, which can't be looked
     at from afar.
     """
-    text = str(checkpoint)
-    if is_here(text) or not is_hub_id(text):
-        yield Path(text)
+    if directory := here(checkpoint):
+        yield directory
         return
-    hub_id = parse_hub_id(text)
-    if here := cached(hub_id, (*SMALL, *_WEIGHTS)):
-        yield here
+    hub_id = parse_hub_id(str(checkpoint))
+    if directory := cached(hub_id, (*SMALL, *_WEIGHTS)):
+        yield directory
         return
     with tempfile.TemporaryDirectory(prefix="speclab-look-") as folder:
         place = Path(folder) / hub_id.repository.replace("/", "--")
@@ -56,10 +56,8 @@ def small_files(verifier: str) -> Path:
     """The directory of a verifier given by path or hub id, of which only configuration and
     tokenizer are sure to be there. Raises as `download.fetch`.
     """
-    if is_here(verifier):
-        return Path(verifier).expanduser()
-    if not is_hub_id(verifier):
-        return Path(verifier)
+    if found := here(verifier):
+        return found
     hub_id = parse_hub_id(verifier)
     return cached(hub_id, SMALL) or fetch(hub_id, SMALL).directory
 

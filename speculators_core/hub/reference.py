@@ -35,6 +35,14 @@ def is_hub_id(reference: str) -> bool:
     return _HUB_ID.fullmatch(reference) is not None
 
 
+def means_directory(reference: str) -> bool:
+    """Whether a text that is written like a hub id is more likely a directory that is not there:
+    what it would lie in is. Written with a revision (`org/name@main`) it means the hub alone.
+    """
+    parent, _, name = reference.partition("/")
+    return bool(name) and "@" not in name and Path(parent).is_dir()
+
+
 def parse_hub_id(reference: str, revision: str | None = None) -> HubId:
     """The repository that is meant. Raises `InputError` where it is not written like one, or two
     revisions are named.

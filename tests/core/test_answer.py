@@ -73,9 +73,10 @@ def test_what_is_neither_directory_nor_in_reach_is_said_so(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises((Unavailable, NotFound), match="the hub can't be reached"):
-        hub.local_model("nobody/nothing")
-    assert hub.local_model(str(tmp_path)) == str(tmp_path)
-    assert hub.local_model("name") == "name"
+        hub.bring("nobody/nothing")
+    assert hub.bring(str(tmp_path)) == tmp_path
+    with pytest.raises(NotFound, match="no such directory"):
+        hub.bring("name")
 
 
 def generate(params: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

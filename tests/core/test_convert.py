@@ -302,7 +302,7 @@ def test_a_bad_tensor_stops_the_conversion_and_leaves_nothing(
     bad = rewrite(research, tmp_path / "bad", change)
     with pytest.raises(CheckpointError, match=message):
         convert(params(bad, tiny_verifier), tmp_path / "out" / "deep")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 class Bomb:

@@ -16,8 +16,17 @@ from safetensors.torch import load_file, save_file
 
 from speculators_core.conversion.inspect import inspect
 from speculators_core.conversion.pickled import load_pickled
-from speculators_core.conversion.source import locate, read_headers
-from speculators_core.errors import CheckpointError, NotFound, PairingError, Unavailable
+from speculators_core.conversion.source import read_headers
+from speculators_core.errors import (
+    CheckpointError,
+    InputError,
+    NotFound,
+    PairingError,
+    Unavailable,
+)
+from speculators_core.hub.client import unreachable
+from speculators_core.hub.reference import parse_hub_id
+from speculators_core.models.hub import CHECKPOINT, bring, here
 from tests import tiny
 
 
@@ -355,10 +364,95 @@ def test_places_that_hold_no_checkpoint_are_refused(tmp_path, tiny_research):
     with pytest.raises(CheckpointError, match="is a file"):
         inspect(tiny_research / "config.json")
     with pytest.raises(NotFound):
-        locate("/no/such/place")
+        here("/no/such/place")
 
 
 def test_a_hub_id_without_a_hub_is_said_plainly(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(Unavailable, match="hub can't be reached"):
-        locate("speclab-test/no-such-head")
+        bring("speclab-test/no-such-head", CHECKPOINT)
+
+
+def test_a_mistyped_path_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(NotFound, match="no such directory, though there is out") as caught:
+        inspect("out/my_haed")
+    assert "out/my_haed@main" in caught.value.hint
+    assert here("out/my_haed@main") is None
+    assert here("elsewhere/my_head") is None
+
+
+def test_a_repository_that_is_not_there_may_have_been_meant_as_a_directory():
+    missing = unreachable(parse_hub_id("elsewhere/my_head"), OSError())
+    assert "if a directory is meant: none of this name is here" in missing.hint
+
+
+def test_the_convention_alone_says_how_the_files_ids_count(variant, tiny_verifier):
+    ids = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    asked = variant(config=lambda c: c.update(eagle_config=ids))
+    assert inspect(asked, tiny_verifier).doubts[0].chosen is None
+    for convention, after in (("after", [1, 3, 5]), ("output", [2, 4, 6])):
+        found = inspect(asked, tiny_verifier, settled={"aux_convention": convention})
+        layers = found.config["eagle_aux_hidden_state_layer_ids"]
+        assert (layers.value, layers.origin) == (after, "parameter")
+        (doubt,) = found.doubts
+        assert doubt.choices[doubt.chosen].params["aux_convention"] == convention
+        assert "as aux_convention says" in doubt.choices[doubt.chosen].meaning
+
+
+def test_a_convention_with_no_ids_to_count_is_refused(research, tiny_verifier):
+    with pytest.raises(InputError, match="neither aux_layers nor the checkpoint names any"):
+        inspect(research, tiny_verifier, settled={"aux_convention": "output"})
+
+
+def test_k_is_the_persons_else_the_files_else_the_usual_one(research, tiny_speculator):
+    for checkpoint, stated in ((research, 3), (tiny_speculator, 3)):
+        found = inspect(checkpoint, settled={"speculative_tokens": 7}).config["speculative_tokens"]
+        assert (found.value, found.origin) == (7, "parameter")
+        silent = inspect(checkpoint).config["speculative_tokens"]
+        assert (silent.value, silent.origin != "parameter") == (stated, True)
+
+
+def test_an_absurd_k_in_a_file_is_refused(tmp_path, tiny_speculator):
+    copy = shutil.copytree(tiny_speculator, tmp_path / "s")
+    config = json.loads((copy / "config.json").read_text())
+    config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] = 65
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="speculative_tokens: Input should be less than"):
+        inspect(copy)
+
+
+def test_two_sets_of_weights_are_refused_and_both_named(variant, tiny_verifier):
+    directory = variant()
+    names = list(load_file(directory / "model.safetensors"))
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "model.safetensors")}))
+    assert inspect(directory, tiny_verifier).layout == "eagle3-research"
+    shutil.copy(directory / "model.safetensors", directory / "a.safetensors")
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "a.safetensors")}))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors, and .*index\.json names \(a\."):
+        inspect(directory, tiny_verifier)
+
+
+def test_a_pickle_beside_safetensors_is_said_not_to_have_been_read(variant, tiny_verifier):
+    directory = variant()
+    assert not any("not read" in warning for warning in inspect(directory, tiny_verifier).warnings)
+    (directory / "pytorch_model.bin").write_bytes(b"other weights")
+    warnings = inspect(directory, tiny_verifier).warnings
+    assert any(w.startswith("pytorch_model.bin lies there, too") for w in warnings)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin", "config.json"])
+def test_a_file_that_git_lfs_left_out_is_called_that(variant, file):
+    directory = variant()
+    if file.endswith(".bin"):
+        (directory / "model.safetensors").unlink()
+    (directory / file).write_bytes(POINTER)
+    with pytest.raises(CheckpointError, match="pointer of Git LFS") as caught:
+        inspect(directory)
+    assert "git lfs pull" in str(caught.value)
+    assert file in str(caught.value.where)

@@ -45,6 +45,23 @@ def test_a_place_that_cannot_be_written_is_an_error_of_ours(tmp_path):
             pass
 
 
+def test_folders_made_for_an_output_go_with_it(tmp_path):
+    place = tmp_path / "a" / "b" / "out"
+    with pytest.raises(RuntimeError), complete_or_absent(place):
+        raise RuntimeError("the work failed")
+    with pytest.raises(Unavailable), complete_or_absent(tmp_path / "a" / "b" / ("n" * 300)):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a").mkdir()
+    with pytest.raises(RuntimeError), complete_or_absent(place):
+        (tmp_path / "a" / "b" / "theirs").write_text("x")
+        raise RuntimeError("the work failed")
+    assert [p.name for p in (tmp_path / "a" / "b").iterdir()] == ["theirs"]
+    with complete_or_absent(tmp_path / "c" / "out"):
+        pass
+    assert (tmp_path / "c" / "out").is_dir()
+
+
 def test_a_full_disk_is_an_error_of_ours_and_leaves_nothing(tmp_path):
     with pytest.raises(Unavailable, match="No space left"), complete_or_absent(tmp_path / "out"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
