@@ -53,6 +53,7 @@ def examine(params: DeployParams) -> Examined:
         speculator = read_draft_config(Path(params.speculator))
         weights += _weights(Path(params.speculator), "speculator")
         fits(speculator, verifier, params.speculator)
+        _vllm_knows(params, speculator)
         _sound(Path(params.speculator), speculator)
         method, proposed = speculator.algorithm, speculator.speculative_tokens
     _engine(params, method)
@@ -90,6 +91,15 @@ def _engine(params: DeployParams, method: str) -> None:
             where="engine",
             hint="deploy it with vLLM",
         )
+
+
+def _vllm_knows(params: DeployParams, speculator: Draft) -> None:
+    """Raise `InputError` where vLLM would not load this draft and the reference engine does."""
+    if isinstance(speculator, Eagle3Config) and params.engine == "vllm":
+        if speculator.vllm_obstacle:
+            raise InputError(
+                speculator.vllm_obstacle, where="engine", hint="deploy it with the reference engine"
+            )
 
 
 def fits(speculator: Draft, verifier: VerifierFacts, where: str) -> None:
