@@ -106,6 +106,15 @@ def read_sample(directory: str | Path, number: int) -> Sample:
     )
 
 
+def validation_samples(directory: str | Path) -> list[int]:
+    """Numbers of the samples that are kept for validation, ascending. Raises `DataError`."""
+    directory = Path(directory)
+    meta = read_meta(directory)
+    flags = _read(_columns(directory / TOKENS), "validation", 0, meta.samples)
+    numbers: list[int] = np.flatnonzero(flags).tolist()
+    return numbers
+
+
 def _columns(file: Path) -> dict[str, TensorInfo]:
     try:
         return {info.name: info for info in read_headers(file)}
