@@ -1,83 +1,41 @@
-"""`speclab`: the command line. Thin, and quick to start: heavy imports wait for their command.
+"""`speclab`: the way into the command line.
 
-Exit status 0: done; 1: what was asked for failed; 2: wrong usage. With `--json` every command
-prints one JSON document on stdout, an error as `{"error": {kind, message, where, hint}}`.
+Exit status 0: done; 1: what was asked for failed; 2: wrong usage; 130: ended by Ctrl-C. With
+`--json` every command prints one JSON document on stdout, an error as `{"error": {kind, message,
+where, hint}}`. Imports wait until Ctrl-C is caught: they take the first half second, of which only
+Python's own start is left.
 """
 
 from __future__ import annotations
 
 import sys
-import traceback
-from collections.abc import Sequence
 
-import typer
+TYPE_CHECKING = False  # not from typing, whose import is one of those
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-from app.commands import core, generate, hub, inspect, machine, queue, serve, train
-from app.commands.output import Misuse, fail
-from speculators_core.errors import SpeclabError, Stopped
-
-_INTERRUPTED = 130  # what Typer returns after Ctrl-C
-
-
-def build() -> typer.Typer:
-    """The command tree."""
-    app = typer.Typer(
-        name="speclab",
-        help="Train, prove, serve and watch speculators (EAGLE-3 drafts for vLLM).",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # its tables cut long flags short
-    )
-    for group in (machine, inspect, core, hub, train, generate, serve, queue):
-        group.register(app)
-    return app
+INTERRUPTED = 130  # what a shell says of a command that Ctrl-C ended
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its status."""
-    sys.exit(_status(arguments))
-
-
-def _status(arguments: Sequence[str] | None) -> int:
-    # Also for errors that come before the command line is understood.
-    as_json = "--json" in (sys.argv[1:] if arguments is None else arguments)
     try:
-        command = typer.main.get_command(build())
-        status = command(arguments, prog_name="speclab", standalone_mode=False)
-    except SpeclabError as error:
-        return fail(error, as_json)
-    except typer.Abort:
-        return fail(Stopped("interrupted"), as_json)
-    except Exception as error:
-        if not _is_usage(error):
-            traceback.print_exc()
-            return fail(_unexpected(error), as_json)
-        if not str(error):  # no arguments: the help was shown
-            return 2
-        return fail(_misuse(error), as_json)
-    if status == _INTERRUPTED and as_json:
-        return fail(Stopped("interrupted"), as_json)
-    return status if isinstance(status, int) else 0
+        from app.commands.tree import status_of
+
+        sys.exit(status_of(arguments))
+    except KeyboardInterrupt:
+        _say_interrupted(sys.argv[1:] if arguments is None else arguments)
+        sys.exit(INTERRUPTED)
 
 
-def _unexpected(error: Exception) -> SpeclabError:
-    return SpeclabError(
-        f"an unexpected fault: {type(error).__name__}: {error}",
-        hint="the lines above say where it happened",
-    )
+def _say_interrupted(arguments: Sequence[str]) -> None:
+    """Nothing, unless a program is listening."""
+    import json
 
+    from speculators_core.errors import Stopped
 
-def _is_usage(error: Exception) -> bool:
-    """Typer's own complaints about the command line; their base class has no public name."""
-    return isinstance(error, typer.BadParameter.__mro__[1])
-
-
-def _misuse(error: Exception) -> Misuse:
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context else "speclab"
-    message = error.format_message() if hasattr(error, "format_message") else str(error)
-    return Misuse(message, where=command, hint=f"see {command} --help")
+    if "--json" in arguments:
+        print(json.dumps({"error": Stopped("interrupted").as_dict()}))
 
 
 if __name__ == "__main__":

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from app.commands.core import path_of
-from app.commands.flags import flag_of
+from app.commands.core import Flags, path_of
+from app.commands.flags import flag_of, parse, with_flags
 from app.commands.output import Json, emit, table
+from speculators_core.params import InspectParams
 
 
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
-    app.command("inspect")(_inspect)
+    app.command("inspect")(with_flags(_inspect, InspectParams, positional="checkpoint"))
 
 
-def _inspect(
-    checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", help="Path, hub id or registered name.")
-    ],
-    verifier: Annotated[
-        str | None, typer.Option(help="The model it drafts for; settles some doubts.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Show a checkpoint's layout, what every tensor would become, and what is doubtful."""
+def _inspect(flags: Flags, as_json: Json = False) -> None:
+    """Show a checkpoint's layout, what every tensor would become, and what is doubtful.
+
+    The flags of `speclab convert` show what a conversion with them would do.
+    """
     from speculators_core.conversion.inspect import inspect
 
+    settled = parse(InspectParams, flags).model_dump()
+    checkpoint, verifier = settled.pop("checkpoint"), settled.pop("verifier")
     target = path_of(verifier, "verifier") if verifier else None
-    found = inspect(path_of(checkpoint, "checkpoint"), target).model_dump(mode="json")
-    emit(found, as_json, _lines(found))
+    found = inspect(path_of(checkpoint, "checkpoint"), target, settled=settled)
+    shown = found.model_dump(mode="json")
+    emit(shown, as_json, _lines(shown))
 
 
 def _lines(found: dict[str, Any]) -> Iterable[str]:

@@ -1,4 +1,4 @@
-"""The lab's queue: `submit`, `runs`, `logs`, `cancel`; and `allow`, a decision for all.
+"""The lab's queue: `submit`, `runs`, `logs`, `cancel`, `resume`; and `allow`, a decision for all.
 
 Over REST where SPECLAB_URL is set, else on the local store as its single user.
 """
@@ -45,6 +45,7 @@ class Lab(Protocol):
     def run(self, run_id: str) -> RunView: ...
     def log(self, run_id: str, offset: int | None = None) -> LogChunk: ...
     def cancel(self, run_id: str) -> RunView: ...
+    def resume(self, run_id: str) -> RunView: ...
     def allow(self, speculator: str) -> SpeculatorView: ...
 
 
@@ -53,7 +54,7 @@ class LocalLab:
 
     def __init__(self) -> None:
         from app.auth import LOCAL_USER
-        from app.services import runs, speculators
+        from app.services import resuming, runs, speculators
 
         if not settings().has_store:
             raise NotFound(
@@ -61,7 +62,8 @@ class LocalLab:
                 where=str(settings().home),
                 hint="start one: speclab up; or name another: SPECLAB_URL or SPECLAB_HOME",
             )
-        self._runs, self._speculators, self._user = runs, speculators, LOCAL_USER
+        self._runs, self._resuming, self._speculators = runs, resuming, speculators
+        self._user = LOCAL_USER
 
     def submit(
         self,
@@ -98,7 +100,12 @@ class LocalLab:
     def cancel(self, run_id: str) -> RunView:
         return self._runs.cancel(run_id, self._user)
 
+    def resume(self, run_id: str) -> RunView:
+        return self._resuming.resume(run_id, self._user)
+
     def allow(self, speculator: str) -> SpeculatorView:
+        if "/" in speculator:  # no name has one
+            speculator = self._speculators.adopt(speculator).name
         return self._speculators.allow(speculator, self._user)
 
 
@@ -125,6 +132,7 @@ def register(app: typer.Typer) -> None:
     app.command("runs")(_list)
     app.command("logs")(_logs)
     app.command("cancel")(_cancel)
+    app.command("resume")(_resume)
     app.command("allow")(_allow)
 
 
@@ -242,8 +250,21 @@ def _cancel(
     emit(seen.model_dump(mode="json"), as_json, [f"{seen.id}  {seen.state.value}"])
 
 
+def _resume(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a training that ended early.")],
+    as_json: Json = False,
+) -> None:
+    """Queue a training again that failed, was cancelled or got lost: it goes on from its last
+    checkpoint."""
+    with lab() as queue:
+        seen = queue.resume(run)
+    emit(seen.model_dump(mode="json"), as_json, [f"{seen.id}  {seen.state.value}"])
+
+
 def _allow(
-    speculator: Annotated[str, typer.Argument(metavar="SPECULATOR", help="Registered name.")],
+    speculator: Annotated[
+        str, typer.Argument(metavar="SPECULATOR", help="Registered name, or a directory's path.")
+    ],
     as_json: Json = False,
 ) -> None:
     """Decide that a speculator may be deployed in spite of open doubts or failed checks."""

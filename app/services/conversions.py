@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from app.services import runs, speculators
+from app.services.verdict import REPORT
 from app.services.views import RunView
 from app.store.models import RunState
 from speculators_core.config import read_json
@@ -15,7 +16,6 @@ from speculators_core.errors import InputError, NotFound
 from speculators_core.params import JobKind
 from speculators_core.untrusted import read_bounded
 
-REPORT = "conversion_report.json"
 CARD = "README.md"
 _CARD_BYTES = 8_000_000
 _LOOKED_AT = 50

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import or_, select
+from sqlalchemy import ColumnElement, or_, select
 
 from app.services.names import place_for
-from app.services.views import SpeculatorView
+from app.services.verdict import verdict_of
+from app.services.views import SpeculatorView, Verdict
 from app.store.engine import reading, writing
 from app.store.models import Speculator, now
 from speculators_core.errors import Conflict, NotFound
@@ -104,22 +105,49 @@ def allow(name: str, by: str) -> SpeculatorView:
         return SpeculatorView.model_validate(row)
 
 
-def require_servable(reference: str) -> None:
-    """Raise `Conflict` if this names (by name, directory or run) a registered speculator that its
-    conversion found not fit to be served and that nobody has allowed.
+def adopt(path: str | Path) -> SpeculatorView:
+    """The row of a converted directory, registered under the directory's name and with the
+    verdict of its own report where it has none yet. Raises as `register`.
     """
-    place = os.path.normpath(reference)  # the job asks again, with the real path
-    named = or_(Speculator.name == reference, Speculator.path == place)
+    directory = Path(path).expanduser().resolve()
+    if known := _registered(Speculator.path == str(directory)):
+        return known[0]
+    found = verdict_of(directory)
+    given = {} if found is None else found.model_dump(exclude={"algorithm"})
+    return register(directory, directory.name, **given)
+
+
+def require_servable(reference: str) -> None:
+    """Raise `Conflict` if this names (by name, directory or run) a speculator that its conversion
+    found not fit to be served and that nobody has allowed; of a directory that is not registered,
+    its own report tells.
+    """
     if reference.startswith("run:"):
-        named = Speculator.run_id == reference.removeprefix("run:").partition("/")[0]
-    with reading() as session:
-        rows = session.scalars(select(Speculator).where(named)).all()
-        found = [SpeculatorView.model_validate(row) for row in rows]
+        run_id = reference.removeprefix("run:").partition("/")[0]
+        found = _registered(Speculator.run_id == run_id)
+    else:
+        place = Path(os.path.realpath(Path(reference).expanduser()))
+        found = _registered(Speculator.name == reference) or _registered(
+            Speculator.path == str(place)
+        )
+        if not found:
+            _require_fit(verdict_of(place), reference)
     for one in found:
         if not one.servable:
-            raise Conflict(
-                f"{one.name} is not ready to be deployed: {'; '.join(one.obstacles)}",
-                hint=one.needed
-                or "convert it again with a choice that settles this, or decide to deploy it all "
-                f"the same: speclab allow {one.name}",
-            )
+            _require_fit(one, one.name)
+
+
+def _registered(condition: ColumnElement[bool]) -> list[SpeculatorView]:
+    with reading() as session:
+        rows = session.scalars(select(Speculator).where(condition))
+        return [SpeculatorView.model_validate(row) for row in rows]
+
+
+def _require_fit(verdict: Verdict | None, name: str) -> None:
+    if verdict is not None and verdict.obstacles:
+        raise Conflict(
+            f"{name} is not ready to be deployed: {'; '.join(verdict.obstacles)}",
+            hint=verdict.needed
+            or "convert it again with a choice that settles this, or decide to deploy it all "
+            f"the same: speclab allow {name}",
+        )

@@ -194,30 +194,13 @@ class VerifierView(View):
     created_at: datetime
 
 
-class SpeculatorView(View):
-    """`deployable` is what its conversion found; `allowed_by`, `_at` and `_despite` are a person's
-    decision to deploy it all the same."""
+class Verdict(View):
+    """What a conversion found about serving its result."""
 
-    id: str
-    name: str
-    path: str
-    verifier: str
     algorithm: str
-    draft_vocab_size: int
-    speculative_tokens: int
     deployable: bool
     doubts: list[Any]
     failed: list[str]
-    allowed_by: str | None
-    allowed_at: datetime | None
-    allowed_despite: list[str] | None
-    run_id: str | None
-    created_at: datetime
-
-    @property
-    def servable(self) -> bool:
-        """Whether it may be deployed."""
-        return self.deployable or self.allowed_by is not None
 
     @property
     def open_doubts(self) -> list[Any]:
@@ -239,6 +222,28 @@ class SpeculatorView(View):
         if any(_is_of_layers(doubt) for doubt in self.open_doubts):
             return "convert it again with a choice of verifier states: nothing can serve it without"
         return None
+
+
+class SpeculatorView(Verdict):
+    """`deployable` is what its conversion found; `allowed_by`, `_at` and `_despite` are a person's
+    decision to deploy it all the same."""
+
+    id: str
+    name: str
+    path: str
+    verifier: str
+    draft_vocab_size: int
+    speculative_tokens: int
+    allowed_by: str | None
+    allowed_at: datetime | None
+    allowed_despite: list[str] | None
+    run_id: str | None
+    created_at: datetime
+
+    @property
+    def servable(self) -> bool:
+        """Whether it may be deployed."""
+        return self.deployable or self.allowed_by is not None
 
 
 class DataSetView(View):

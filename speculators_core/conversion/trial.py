@@ -23,6 +23,7 @@ from speculators_core.models.verifier import Verifier, fastest, load_verifier
 from speculators_core.models.verifier_config import VerifierFacts, has_weights
 from speculators_core.params import ConvertParams
 from speculators_core.progress import Progress
+from speculators_core.weights import check_fetched
 
 _REORDERED = (
     "d2t is not in ascending order (Model-Optimizer sorts by frequency): vLLM and Speclab serve it "
@@ -44,13 +45,15 @@ def try_out(
 
     The inspection comes back with what was measured for each choice. The log says which checks
     failed, why nothing was judged, or `Validation succeeded`. Raises `CheckpointError` where the
-    result can't be loaded or its logits are not finite, `Stopped` on request.
+    result can't be loaded, its logits are not finite or Git LFS has not fetched the verifier,
+    `Stopped` on request.
     """
     why = _unable(facts, plan)
     if why:
         progress.note(f"Not validated: {why}")
         progress.update(1.0, "not validated")
         return Validation(ok=None, first_token_acceptance=None, note=why), plan.inspection
+    check_fetched(Path(facts.path).glob("*.safetensors"))
     return Trial(partial, source, layout, facts, params, progress).run(plan)
 
 

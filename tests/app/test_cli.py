@@ -33,6 +33,7 @@ from speculators_core.params import (
     PrepareParams,
     TrainParams,
 )
+from tests.core.layouts import Shape, research, weights
 
 HEAVY = ("gradio", "torch", "transformers", "celery", "sqlalchemy", "fastapi", "workers")
 
@@ -57,7 +58,7 @@ def in_process(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int
 
 def test_importing_it_loads_nothing_heavy(tmp_path: Path) -> None:
     code = (
-        "import sys, time; began = time.process_time(); import app.cli; app.cli.build()\n"
+        "import sys, time; began = time.process_time()\nfrom app.commands import tree; tree.build()\n"
         f"print([m for m in {HEAVY} if m in sys.modules], time.process_time() - began)"
     )
     said = subprocess.run(
@@ -132,7 +133,40 @@ def test_an_interrupt_and_a_fault_are_json_when_asked(
 
     monkeypatch.setattr("app.commands.inspect.path_of", fail)
     status, said = in_process(capsys, "inspect", "c", "--json")
-    assert (status, json.loads(said)["error"]["kind"]) == (1, kind)
+    assert (status, json.loads(said)["error"]["kind"]) == (130 if kind == "stopped" else 1, kind)
+
+
+@pytest.mark.parametrize("command", ["inspect", "runs"])
+def test_an_interrupt_while_it_starts_is_quiet(tmp_path: Path, command: str) -> None:
+    """The imports of a command are where it comes: SIGINT arrives at the first of them."""
+    code = (
+        "import builtins, os, signal, sys\n"
+        "real = builtins.__import__\n"
+        "def slow(name, *rest, **more):\n"
+        "    if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(name, *rest, **more)\n"
+        "builtins.__import__ = slow\n"
+        f"from app.cli import main; main([{command!r}, 'x'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_looking_takes_what_a_conversion_would_be_told(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft = research(tmp_path / "draft", Shape(), weights(Shape()))
+    told = ["--aux-layers", "1,2,4", "--aux-convention", "output", "--speculative-tokens", "5"]
+    status, said = in_process(capsys, "inspect", str(draft), *told, "--json")
+    config = json.loads(said)["config"]
+    assert status == 0
+    assert config["eagle_aux_hidden_state_layer_ids"] == {"value": [2, 3, 5], "origin": "parameter"}
+    assert config["speculative_tokens"] == {"value": 5, "origin": "parameter"}
+    status, said = in_process(capsys, "inspect", str(draft), "--dtype", "float16")
+    assert (status, "written as float16 as asked for" in said) == (0, True)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["inspect", str(draft), "--max-shard-size", "5"])
+    assert ended.value.code == 2
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,35 @@ def test_what_a_run_made_is_barred_by_the_runs_name_too(store, tmp_path):
     speculators.require_servable("org/model")
 
 
+def test_a_directory_that_nobody_registered_is_barred_by_its_own_report(
+    sqlite_store, tmp_path, monkeypatch
+):
+    directory = speculator_directory(tmp_path / "mine")
+    speculators.require_servable(str(directory))
+    report = {"deployable": False, "doubts": [RESIDUAL], "validation": {"failed": ["accepts 0"]}}
+    (directory / "conversion_report.json").write_text(json.dumps(report))
+    (tmp_path / "link").symlink_to(directory)
+    monkeypatch.chdir(tmp_path)
+    for reference in (str(directory), str(tmp_path / "link"), "mine", "./mine"):
+        with pytest.raises(Conflict, match=r"norm_before_residual must .*; accepts 0") as caught:
+            runs.submit("deploy", {"verifier": "v", "speculator": reference}, owner="ada")
+        assert f"speclab allow {reference}" in caught.value.hint
+    with pytest.raises(SystemExit) as ended:
+        main(["allow", "./mine"])
+    assert ended.value.code == 0
+    speculators.require_servable(str(directory))
+    allowed = speculators.get("mine")
+    assert allowed.allowed_despite == ["norm_before_residual must be settled first", "accepts 0"]
+    assert speculators.adopt(directory) == allowed  # registering again takes no decision back
+
+
+def test_a_report_that_is_damaged_bars_as_well(sqlite_store, tmp_path):
+    directory = speculator_directory(tmp_path / "mine")
+    (directory / "conversion_report.json").write_text("{")
+    with pytest.raises(CheckpointError, match="conversion_report"):
+        speculators.require_servable(str(directory))
+
+
 def test_a_conversion_is_repeated_with_a_choice_that_it_left(store):
     run = converted({"doubts": [RESIDUAL, LAYERS]}, speculative_tokens=4)
     again = conversions.again(run.id, 1, 1, "bob")
