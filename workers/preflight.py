@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from app.services.verdict import verdict_of
 from speculators_core.config import USUAL_AUX, Eagle3Config
 from speculators_core.conversion.source import open_source
 from speculators_core.errors import CheckpointError, InputError, PairingError, Unavailable
@@ -58,7 +59,7 @@ def examine(params: DeployParams) -> Examined:
         method, proposed = speculator.algorithm, speculator.speculative_tokens
     _engine(params, method)
     tokens = params.speculative_tokens or proposed
-    notes: list[str] = []
+    notes = _left_open(params)
     if method not in ("ngram", "mtp") and tokens > proposed:
         notes.append(
             f"K = {tokens}, but the speculator proposes {proposed}: "
@@ -67,6 +68,12 @@ def examine(params: DeployParams) -> Examined:
     kv_cache = kv_cache_bytes(params, verifier)
     _memory(weights, kv_cache)
     return Examined(verifier, method, tokens, kv_cache, tuple(notes))
+
+
+def _left_open(params: DeployParams) -> list[str]:
+    """What the conversion of the speculator left, which somebody has decided to serve."""
+    verdict = verdict_of(Path(params.speculator)) if params.speculator else None
+    return [f"its conversion left: {what}" for what in (verdict.obstacles if verdict else ())]
 
 
 def is_own_head(params: DeployParams) -> bool:
