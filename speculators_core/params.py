@@ -41,6 +41,7 @@ class JobKind(StrEnum):
 
     VERIFIER = "verifier"
     SELF_WRITE = "self_write"
+    REGENERATE = "regenerate"
     PREPARE = "prepare"
     TRAIN = "train"
     EVALUATE = "evaluate"
@@ -115,22 +116,90 @@ class SelfWriteParams(Params):
     temperature: Annotated[float, Field(gt=0.0)] = Field(1.0, description="of the questions")
     top_p: Probability = Field(0.95, description="of the questions; answers are greedy")
     batch_size: PositiveInt = Field(64, description="chats written at once")
+    near_duplicates: Probability = Field(
+        0.9, description="questions that share this much of their word triples are one"
+    )
+    script: Literal[
+        "any", "latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "cjk"
+    ] = Field("any", description="keep chats mostly in this script (letters, not language)")
+    min_answer_tokens: PositiveInt = Field(1, description="shorter answers are dropped, in tokens")
     seed: int = Field(0, description="same seed, same chats")
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> SelfWriteParams:
+        if self.min_answer_tokens > self.max_answer_tokens:
+            raise ValueError("min_answer_tokens is above max_answer_tokens")
+        return self
 
 
 class PrepareParams(Params):
-    """Chats to tokens, loss masks and a vocabulary map."""
+    """Chats or text to tokens, loss masks and a vocabulary map."""
 
     data: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        description="JSONL files of chats (`messages`)"
+        description="chats or text: files (JSONL, JSON, Parquet), directories, hub data sets"
     )
     verifier: str = Field(min_length=1, description="whose chat template and tokenizer are used")
+    weights: tuple[Annotated[float, Field(gt=0.0, le=100.0)], ...] | None = Field(
+        None, description="share of each source's rows, 2 takes each twice; empty: all once"
+    )
+    split: str | None = Field(
+        None, min_length=1, description="of hub data sets and directories; empty: train"
+    )
+    enable_thinking: bool | None = Field(
+        None, description="the switch of reasoning models' templates; empty: as the template has it"
+    )
     seq_length: PositiveInt = Field(2048, description="longer chats are cut, in tokens")
     draft_vocab_size: PositiveInt | None = Field(
         8192, description="tokens the draft can propose; empty: the verifier's whole vocabulary"
     )
     validation_fraction: Fraction = Field(0.05, description="share of chats kept for validation")
-    seed: int = Field(0, description="of the split")
+    seed: int = Field(0, description="of the split, and of the rows that weights choose")
+
+    @model_validator(mode="after")
+    def _a_weight_a_source(self) -> PrepareParams:
+        if self.weights is not None and len(self.weights) != len(self.data):
+            raise ValueError(f"{len(self.weights)} weights for {len(self.data)} sources")
+        return self
+
+
+class RegenerateParams(Params):
+    """The verifier's own answers to the questions of given chats, turn after turn."""
+
+    data: str = Field(min_length=1, description="chats: a file, a directory or a hub data set")
+    verifier: str = Field(min_length=1, description="the model that answers")
+    split: str | None = Field(
+        None, min_length=1, description="of a hub data set or directory; empty: train"
+    )
+    endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="OpenAI-compatible URL ending in /v1 that serves it; empty: in-process",
+    )
+    model: str | None = Field(
+        None, min_length=1, description="its name at the endpoint; empty: the one served there"
+    )
+    samples: PositiveInt | None = Field(None, description="first N chats; empty: all")
+    temperature: Annotated[float, Field(ge=0.0)] = Field(0.0, description="0 is greedy")
+    top_p: Probability = Field(1.0, description="nucleus share")
+    max_tokens: PositiveInt = Field(512, description="longest answer, in tokens")
+    concurrency: Annotated[int, Field(ge=1, le=512)] = Field(
+        32, description="requests at once, or chats written at once in-process"
+    )
+    enable_thinking: bool | None = Field(
+        None, description="the switch of reasoning models' templates; empty: as the template has it"
+    )
+    max_failed: Fraction = Field(0.05, description="share of failed chats above which it stops")
+    seed: int = Field(0, description="of the sampling")
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> RegenerateParams:
+        if self.model and not self.endpoint:
+            raise ValueError("model is a name at an endpoint: give endpoint, or leave it out")
+        if self.temperature == 0 and self.top_p != 1.0:
+            raise ValueError(
+                "top_p does nothing at temperature 0: raise one or leave out the other"
+            )
+        return self
 
 
 NEW_DRAFT: dict[str, Any] = {
@@ -185,7 +254,8 @@ class TrainParams(Params):
         "a trained one",
     )
     lm_head_from_verifier: bool | None = Field(
-        None, description="start the head from the verifier's rows; empty: yes, but not start_from's"
+        None,
+        description="start the head from the verifier's rows; empty: yes, but not start_from's",
     )
     ttt_steps: Annotated[int, Field(ge=1, le=16)] = Field(3, description="draft steps unrolled")
     ttt_step_loss_decay: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
@@ -523,6 +593,7 @@ class DeployParams(Params):
 PARAMS_OF: dict[JobKind, type[Params]] = {
     JobKind.VERIFIER: VerifierParams,
     JobKind.SELF_WRITE: SelfWriteParams,
+    JobKind.REGENERATE: RegenerateParams,
     JobKind.PREPARE: PrepareParams,
     JobKind.TRAIN: TrainParams,
     JobKind.EVALUATE: EvaluateParams,

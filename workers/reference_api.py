@@ -74,13 +74,13 @@ class ChatBody(Body):
         self.max_tokens = self.max_completion_tokens or self.max_tokens
         return self
 
-    def turns(self) -> list[dict[str, str]]:
-        """Roles and plain text. Raises `InputError` for what is neither."""
+    def turns(self) -> list[dict[str, Any]]:
+        """Roles, text and what else a template renders. Raises `InputError` for what is neither."""
         try:
-            messages = messages_of({"messages": self.messages}, "messages")
+            messages = messages_of(self.messages, "messages")
         except DataError as error:
             raise InputError(error.message, where=error.where) from error
-        return [{"role": m.role, "content": m.content} for m in messages]
+        return [message.as_dict() for message in messages]
 
 
 class CompletionBody(Body):

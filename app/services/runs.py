@@ -39,6 +39,7 @@ DOUBLE_CLICK = timedelta(seconds=5)
 _LONGEST_NAME = 200
 _MAIN_FIELD = {
     JobKind.VERIFIER: "name",
+    JobKind.REGENERATE: "data",
     JobKind.EVALUATE: "speculator",
     JobKind.CONVERT: "checkpoint",
     JobKind.EXPORT: "speculator",

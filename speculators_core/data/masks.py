@@ -13,28 +13,33 @@ last, its end-of-turn token, is predicted and starts nothing. `steps_left` is th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from speculators_core.errors import DataError
+from speculators_core.data.chats import REASONING
+from speculators_core.data.template import ChatTemplate, Tools, Turns, Unmaskable
+
+_EMPTY_BLOCK = re.compile(r"<(\w+)>\s*</\1>")  # what templates put where nothing was thought
 
 
 @dataclass(frozen=True)
 class Masked:
-    """Token ids [S] of a chat and the mask [S] of what the assistant wrote."""
+    """Token ids [S] of a chat and the mask [S] of what the assistant wrote.
+
+    `doubt`: what is sound, but may be otherwise than the verifier's server makes it.
+    """
 
     ids: list[int]
     mask: list[bool]
+    doubt: str | None = None
 
 
-class Unmaskable(DataError):
-    """The template can't show which tokens of this chat the assistant wrote."""
+class Unstable(Unmaskable):
+    """The template renders an earlier turn otherwise once more follows."""
 
 
 def steps_left(mask: Tensor) -> Tensor:
@@ -52,109 +57,140 @@ def steps_left(mask: Tensor) -> Tensor:
     return left
 
 
-def has_generation_markers(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the chat template itself says what the assistant writes."""
-    template = tokenizer.chat_template
-    return isinstance(template, str) and "{% generation" in template.replace("{%-", "{%")
+def mask_turns(template: ChatTemplate, messages: Turns, tools: Tools = ()) -> list[Masked]:
+    """The chat as samples: one where the template renders a history as it rendered its turns.
+
+    Where it does not (templates of reasoning models drop earlier thoughts), each answer is a
+    sample of its own behind the history that its server would have seen, which is what it is
+    served with. Raises as `mask_chat`.
+    """
+    try:
+        return [mask_chat(template, messages, tools)]
+    except Unstable:
+        ends = [i for i, m in enumerate(messages, 1) if m["role"] == "assistant"]
+        return [_last_answer(template, messages[:end], tools) for end in ends]
 
 
-def mask_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> Masked:
+def mask_chat(template: ChatTemplate, messages: Turns, tools: Tools = ()) -> Masked:
     """Ids and mask of one chat: by the template's `{% generation %}` blocks where it has them,
     else by rendering the chat turn by turn.
 
     Raises `Unmaskable` where neither is sound: the template refuses the chat, renders an earlier
-    turn differently once more follows, alters the answer, or a token crosses into it.
+    turn differently once more follows (`Unstable`), alters the answer, or a token crosses into it.
     """
-    if not tokenizer.chat_template:
-        raise DataError(
-            "the verifier's tokenizer has no chat template",
-            hint="use an instruction-tuned verifier, or add chat_template.jinja to its directory",
-        )
-    if not tokenizer.is_fast:
-        raise DataError("the verifier's tokenizer can't tell where its tokens lie in the text")
-    if has_generation_markers(tokenizer):
-        masked = _by_markers(tokenizer, list(messages))
-    else:
-        masked = _by_prefixes(tokenizer, list(messages))
+    template.check()
+    if template.has_markers:
+        ids, mask = template.marked(messages, tools)
+        return _checked(Masked(ids, _until_stop(template, ids, mask, _is_rich(*messages))))
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    return _by_prefixes(template, messages, tools, answers)
+
+
+def _last_answer(template: ChatTemplate, messages: Turns, tools: Tools) -> Masked:
+    found = _by_prefixes(template, messages, tools, [len(messages) - 1])
+    doubt = found.doubt or "an answer is a sample of its own, as its history is rendered otherwise"
+    return Masked(found.ids, found.mask, doubt)
+
+
+def _by_prefixes(
+    template: ChatTemplate, messages: Turns, tools: Tools, answers: list[int]
+) -> Masked:
+    """The mask of these answers, found by comparing what is rendered up to and with each."""
+    text = template.render(messages, tools)
+    encoded: Any = template.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
+    mask, doubt = [False] * len(ids), None
+    for i in answers:
+        span = _answer_span(template, messages[: i + 1], tools, text)
+        doubt = doubt or span.doubt
+        turn = [False] * len(ids)
+        for j, (first, last) in enumerate(offsets):
+            if first < span.start < last:
+                raise Unmaskable("a token lies across the start of an answer")
+            inside = span.start <= first < span.end and last > first
+            ends = span.end <= first < span.behind and ids[j] in template.special
+            turn[j] = inside or ends
+        turn = _until_stop(template, ids, turn, _is_rich(messages[i]))
+        mask = [one or other for one, other in zip(mask, turn, strict=True)]
+    return _checked(Masked(ids, mask, doubt))
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Where an answer begins and ends in the text, and what the template puts behind it ends."""
+
+    start: int
+    end: int
+    behind: int
+    doubt: str | None = None
+
+
+def _answer_span(template: ChatTemplate, messages: Turns, tools: Tools, text: str) -> _Span:
+    """The span of the last of `messages`."""
+    before = template.render(messages[:-1], tools, opened=True)
+    through = template.render(messages, tools)
+    if not text.startswith(through):
+        raise Unstable("the template renders a turn differently once more follows")
+    if not through.startswith(before):
+        raise Unmaskable("the template opens an answer otherwise than it renders one")
+    message, added = messages[-1], through[len(before) :]
+    answer = message["content"].strip()
+    if _is_rich(message) and _is_shown(message, added):
+        end = len(before) + len(added.rstrip())
+        return _Span(len(before), end, len(through))
+    if message.get("tool_calls"):
+        raise Unmaskable("the template does not render calls of tools")
+    lead = added.find(answer)
+    put = added[:lead].strip()
+    if lead < 0 or (put and not _EMPTY_BLOCK.fullmatch(put)):
+        raise Unmaskable("the template alters the answer")
+    end = len(before) + lead + len(answer)
+    if not put:
+        return _Span(len(before), end, len(through))
+    doubt = "the template puts an empty block of thoughts before an answer"
+    return _Span(len(before) + lead, end, len(through), doubt)
+
+
+def _is_rich(*messages: Any) -> bool:
+    """Whether the assistant wrote more than a text: all that the template adds is then its own."""
+    return any(m.get(name) for m in messages for name in ("tool_calls", *REASONING))
+
+
+def _is_shown(message: Any, added: str) -> bool:
+    """Whether what the assistant wrote beside its text is in what the template made of it."""
+    if calls := message.get("tool_calls"):
+        return all(str(call["function"]["name"]) in added for call in calls)
+    return any(str(message[name]).strip() in added for name in REASONING if message.get(name))
+
+
+def _until_stop(
+    template: ChatTemplate, ids: list[int], mask: list[bool], is_rich: bool
+) -> list[bool]:
+    """Drop what follows the token of each run by which the model stops.
+
+    A run without any of the verifier's own stops ends with its first special token; where special
+    tokens are part of the answer (calls of tools), nothing is dropped.
+    """
+    result, start = list(mask), 0
+    while start < len(mask):
+        if not mask[start]:
+            start += 1
+            continue
+        end = next((i for i in range(start, len(mask)) if not mask[i]), len(mask))
+        run = range(start, end)
+        stop = next((i for i in run if ids[i] in template.stops), None)
+        if stop is None and not is_rich:
+            stop = next((i for i in run if ids[i] in template.special), None)
+        if stop is not None:
+            result[stop + 1 : end] = [False] * (end - stop - 1)
+        start = end
+    return result
+
+
+def _checked(masked: Masked) -> Masked:
+    """Raises `Unmaskable` for a mask that can't be right."""
     if not any(masked.mask):
         raise Unmaskable("no token of the chat is the assistant's")
     if all(masked.mask):
         raise Unmaskable("every token of the chat counts as the assistant's")
     return masked
-
-
-def _by_markers(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> Masked:
-    with _refusals():
-        rendered: Any = tokenizer.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
-    ids = list(rendered["input_ids"])
-    mask = [bool(m) for m in rendered["assistant_masks"]]
-    return Masked(ids, _cut_after_end_of_turn(ids, mask, set(tokenizer.all_special_ids)))
-
-
-def _by_prefixes(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> Masked:
-    text = _render(tokenizer, messages)
-    encoded: Any = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
-    special = set(tokenizer.all_special_ids)
-    mask = [False] * len(ids)
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        start, end, behind = _answer_span(tokenizer, messages[: i + 1], text)
-        for j, (first, last) in enumerate(offsets):
-            if first < start < last:
-                raise Unmaskable("a token lies across the start of an answer")
-            inside = start <= first < end and last > first
-            stops = end <= first < behind and ids[j] in special
-            mask[j] = mask[j] or inside or stops
-    return Masked(ids, _cut_after_end_of_turn(ids, mask, special))
-
-
-def _answer_span(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], text: str
-) -> tuple[int, int, int]:
-    """Where the last of `messages` begins and ends in `text`, and what the template puts behind
-    it ends."""
-    before = _render(tokenizer, messages[:-1], opened=True)
-    through = _render(tokenizer, messages)
-    if not text.startswith(through) or not through.startswith(before):
-        raise Unmaskable("the template renders a turn differently once more follows")
-    answer, added = messages[-1]["content"].strip(), through[len(before) :]
-    if not added.lstrip().startswith(answer):
-        raise Unmaskable("the template alters the answer")
-    end = len(before) + len(added) - len(added.lstrip()) + len(answer)
-    return len(before), end, len(through)
-
-
-def _cut_after_end_of_turn(ids: list[int], mask: list[bool], special: set[int]) -> list[bool]:
-    """Drop what follows the first special token of each run: the model stops there."""
-    result, ended = list(mask), False
-    for i, written in enumerate(mask):
-        ended = ended and written
-        result[i] = written and not ended
-        ended = ended or (written and ids[i] in special)
-    return result
-
-
-def _render(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], *, opened: bool = False
-) -> str:
-    with _refusals():
-        return str(
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened)
-        )
-
-
-class _refusals:
-    """Turns a template's own complaint into `Unmaskable`."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, TemplateError | ValueError | IndexError) and not isinstance(
-            error, DataError
-        ):
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise Unmaskable(f"the chat template refuses the chat: {reason}") from error

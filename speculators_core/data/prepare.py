@@ -1,41 +1,42 @@
-"""Chats to a prepared data set: token ids, loss masks, the vocabulary map, a validation split.
+"""Chats or text to a prepared data set: token ids, loss masks, the vocabulary map, a split.
 
-    DIR/tokens.safetensors   ids [N] int32, mask [N] bool, lengths [D] int64,
-                             validation [D] bool, kept [V] bool (t2d), offsets [dv] int64 (d2t)
-    DIR/meta.json            `PreparedMeta`: what it was made from, under one key
-
-The key is a hash of the data's bytes, the chat template, the tokenizer and every parameter, so a
-directory is reused only for exactly what it was made from.
+Files and facts are described in `data.prepared`. The key is a hash of the data's bytes, the chat
+template, the tokenizer, the vocabulary's size and every parameter, so a directory is reused only
+for exactly what it was made from. Rows are tokenised a part at a time into a hidden directory
+beside the output; an interrupted preparation goes on behind the last complete part.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-import math
-import random
-from collections import Counter
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoTokenizer
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from speculators_core.data.chats import Chat, read_chats
-from speculators_core.data.masks import Masked, Unmaskable, mask_chat
-from speculators_core.data.vocab_map import count_tokens, coverage, most_frequent, offsets
-from speculators_core.errors import CheckpointError, Conflict, DataError, Stopped
+from speculators_core.data.assemble import Plan, assemble
+from speculators_core.data.prepared import CODE_VERSION, TOKENS, PreparedMeta, meta_at, read_meta
+from speculators_core.data.sources import Source, Taken, open_sources, take
+from speculators_core.data.template import ChatTemplate, load_template
+from speculators_core.data.tokenise import Here, Making, Processes, Rules, Tokeniser
+from speculators_core.data.vocab_map import check_size
+from speculators_core.errors import Conflict, DataError, Stopped
 from speculators_core.models.verifier_config import VerifierFacts, read_verifier
-from speculators_core.output import complete_or_absent
 from speculators_core.params import PrepareParams
 from speculators_core.progress import Progress, Quiet
 
-FORMAT = 1
+ROWS_A_PART = 1024
+_WORTH_PROCESSES = 8 << 20  # bytes of data above which starting processes pays
 
 
 class PrepareResult(BaseModel):
@@ -46,22 +47,9 @@ class PrepareResult(BaseModel):
     tokens: int
     masked_tokens: int
     skipped: dict[str, int]
+    doubts: dict[str, int]
     coverage: float
     draft_vocab_size: int
-
-
-class PreparedMeta(BaseModel):
-    """`meta.json` of a prepared data set."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    format: int
-    key: str
-    tokenizer_fingerprint: str | None
-    template_sha256: str
-    vocab_size: int
-    seq_length: int
-    result: PrepareResult
 
 
 @dataclass(frozen=True)
@@ -75,7 +63,7 @@ class Prepared:
     validation: Tensor  # [D] bool
     kept: Tensor  # [V] bool
 
-    @property
+    @cached_property
     def starts(self) -> Tensor:
         return self.lengths.cumsum(0) - self.lengths
 
@@ -89,49 +77,42 @@ class Prepared:
 def prepare(params: PrepareParams, output: Path, progress: Progress | None = None) -> PrepareResult:
     """Write a prepared data set at `output`, or reuse the one there if its key is the same.
 
-    Raises `DataError` where no chat can be masked, `Conflict` where `output` is something else.
+    Raises `DataError` where no chat can be masked or a row has no known layout, `Conflict` where
+    `output` is something else, `Stopped` on request: the same call goes on from there.
     """
     progress = progress or Quiet()
-    facts = read_verifier(params.verifier)
-    tokenizer = load_tokenizer(facts)
-    key = _key(params, tokenizer, facts)
-    known = _meta_at(output)
-    if known and known.key == key:
+    plan = _plan(params, progress)
+    known = meta_at(output)
+    if known and known.key == plan.key:
         progress.note(f"{output} was made from the same data already")
-        return known.result
-    documents, skipped = _mask_all(params, tokenizer, progress)
-    tensors = _tensors(params, facts, documents)
-    result = _result(params, facts, output, tensors, skipped)
-    meta = PreparedMeta(
-        format=FORMAT,
-        key=key,
-        tokenizer_fingerprint=facts.tokenizer_fingerprint,
-        template_sha256=_sha256(str(tokenizer.chat_template)),
-        vocab_size=facts.vocab_size,
-        seq_length=params.seq_length,
-        result=result,
-    )
-    with complete_or_absent(output, overwrite=known is not None) as partial:
-        save_file(tensors, partial / "tokens.safetensors")
-        (partial / "meta.json").write_text(meta.model_dump_json(indent=2) + "\n")
+        return _result(known, output)
+    if known:
+        raise Conflict(
+            "the place is taken by data that were prepared from something else: other chats, "
+            "another template, tokenizer or parameter",
+            where=str(output),
+            hint="choose another directory, or remove this one",
+        )
+    with _working_directory(output, plan.key) as work:
+        parts = _tokenise(plan, work, progress)
+        meta = assemble(plan, parts, output)
+    result = _result(meta, output)
     _tell(result, progress)
     return result
+
+
+def prepared_key(params: PrepareParams, progress: Progress | None = None) -> str:
+    """What `prepare` would make, as a hash: equal for equal data, tokenizer, template and
+    parameters, whatever the paths are.
+    """
+    return _plan(params, progress or Quiet()).key
 
 
 def load_prepared(directory: str | Path) -> Prepared:
     """Read a prepared data set. Raises `DataError` where it is none, or is damaged."""
     directory = Path(directory)
-    try:
-        meta = _meta_at(directory)
-    except Conflict:
-        meta = None
-    if meta is None:
-        raise DataError(
-            "this is not a prepared data set",
-            where=str(directory),
-            hint="make one: speclab prepare DATA --verifier V --output DIR",
-        )
-    file = directory / "tokens.safetensors"
+    meta = read_meta(directory)
+    file = directory / TOKENS
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
@@ -151,145 +132,154 @@ def load_prepared(directory: str | Path) -> Prepared:
     return prepared
 
 
-def load_tokenizer(facts: VerifierFacts) -> PreTrainedTokenizerBase:
-    """The verifier's tokenizer alone."""
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            facts.path, local_files_only=True
+def _plan(params: PrepareParams, progress: Progress) -> Plan:
+    facts = read_verifier(params.verifier)
+    check_size(params.draft_vocab_size or facts.vocab_size, facts.vocab_size)
+    template = load_template(facts, params.enable_thinking)
+    sources = open_sources(params, progress)
+    return Plan(params, facts, template, sources, _key(params, facts, template, sources))
+
+
+def _key(
+    params: PrepareParams, facts: VerifierFacts, template: ChatTemplate, sources: Sequence[Source]
+) -> str:
+    settings = params.model_dump(mode="json", exclude={"data", "verifier", "weights", "split"})
+    made_from = [
+        CODE_VERSION,
+        settings,
+        [[source.digest, source.weight] for source in sources],
+        template.text,
+        facts.tokenizer_fingerprint,
+        sorted(template.special),
+        sorted(template.stops),
+        facts.vocab_size,
+    ]
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def _working_directory(output: Path, key: str) -> Iterator[Path]:
+    """Where parts lie until all are there; kept when the work is stopped or killed, else removed.
+
+    What is left of preparations with another key goes. Raises `Conflict` where another process is
+    at the same work.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    work = output.parent / f".{output.name}.{key[:16]}.parts"
+    for stale in output.parent.glob(f".{output.name}.*.parts"):
+        if stale != work and _lock(stale, make=False) is not None:
+            shutil.rmtree(stale, ignore_errors=True)
+    work.mkdir(exist_ok=True)
+    lock = _lock(work, make=True)
+    if lock is None:
+        raise Conflict(
+            "another process is preparing the same data here",
+            where=str(output),
+            hint="wait for it, or choose another output",
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"the verifier's tokenizer can't be loaded: {str(error).splitlines()[0]}",
-            where=facts.path,
-        ) from error
-    return tokenizer
+    try:
+        yield work
+    except Stopped:
+        raise
+    except Exception:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    else:
+        shutil.rmtree(work, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
-def _mask_all(
-    params: PrepareParams, tokenizer: PreTrainedTokenizerBase, progress: Progress
-) -> tuple[list[Masked], Counter[str]]:
-    read = read_chats(params.data)
-    documents, skipped = [], Counter(read.skipped)
-    for number, chat in enumerate(read.chats):
-        if number % 64 == 0:
+def _lock(directory: Path, *, make: bool) -> int | None:
+    """A descriptor that holds the directory's lock; None where another process has it."""
+    try:
+        descriptor = os.open(directory / "lock", os.O_RDWR | (os.O_CREAT if make else 0), 0o644)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _tokenise(plan: Plan, work: Path, progress: Progress) -> list[Path]:
+    """The files of all parts; those that are there already are not made again."""
+    rules = Rules(plan.facts, plan.params.seq_length, plan.params.enable_thinking)
+    files: list[Path] = []
+    with _making(plan, rules) as making:
+        for number, rows in enumerate(_chunks(take(plan.sources, plan.params.seed))):
             if progress.stopping():
-                raise Stopped("preparing was stopped; nothing was written")
-            progress.update(number / len(read.chats), f"{number} of {len(read.chats)} chats")
-        document, reason = _mask_one(tokenizer, chat, params.seq_length)
-        if document:
-            documents.append(document)
-        else:
-            skipped[reason] += 1
-    if not documents:
-        raise DataError(
-            "no chat could be turned into tokens and a loss mask: "
-            + ", ".join(f"{n} × {reason}" for reason, n in skipped.most_common()),
-            where=", ".join(params.data),
-            hint="a chat template with {% generation %} blocks says what the assistant writes",
-        )
-    return documents, skipped
+                making.finish()
+                raise Stopped(
+                    f"preparing was stopped after {number * ROWS_A_PART} rows; the same command "
+                    "goes on from there"
+                )
+            progress.update(0.95 * rows[-1].done, f"{number * ROWS_A_PART + len(rows)} rows")
+            files.append(work / f"{number:06d}.part")
+            if not files[-1].exists():
+                making.submit(rows, files[-1])
+        making.finish()
+    _check_unchanged(plan)
+    return files
 
 
-def _mask_one(
-    tokenizer: PreTrainedTokenizerBase, chat: Chat, seq_length: int
-) -> tuple[Masked | None, str]:
+def _chunks(rows: Iterator[Taken]) -> Iterator[list[Taken]]:
+    chunk: list[Taken] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == ROWS_A_PART:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+@contextmanager
+def _making(plan: Plan, rules: Rules) -> Iterator[Making]:
+    """Processes where there is enough to do, else this one."""
+    cores = len(os.sched_getaffinity(0))
+    if cores < 2 or sum(source.size for source in plan.sources) < _WORTH_PROCESSES:
+        yield Here(Tokeniser(rules, plan.template))
+        return
+    several = Processes(rules, cores)
     try:
-        masked = mask_chat(tokenizer, chat.as_dicts())
-    except Unmaskable as error:
-        return None, error.message
-    cut = Masked(masked.ids[:seq_length], masked.mask[:seq_length])
-    return (cut, "") if any(cut.mask) else (None, f"no answer within {seq_length} tokens")
+        yield several
+    finally:
+        several.close()
 
 
-def _tensors(
-    params: PrepareParams, facts: VerifierFacts, documents: list[Masked]
-) -> dict[str, Tensor]:
-    ids = torch.tensor([i for d in documents for i in d.ids], dtype=torch.int32)
-    mask = torch.tensor([m for d in documents for m in d.mask], dtype=torch.bool)
-    lengths = torch.tensor([len(d.ids) for d in documents], dtype=torch.int64)
-    validation = _split(len(documents), params)
-    learnt = mask & ~validation.repeat_interleave(lengths)
-    counts = count_tokens(ids, learnt, facts.vocab_size)
-    kept = most_frequent(counts, params.draft_vocab_size or facts.vocab_size)
-    return {
-        "ids": ids,
-        "mask": mask,
-        "lengths": lengths,
-        "validation": validation,
-        "kept": kept,
-        "offsets": offsets(kept),
-    }
+def _check_unchanged(plan: Plan) -> None:
+    """The key speaks of the bytes that were hashed; what was read since must be those."""
+    if changed := [source.name for source in plan.sources if source.changed]:
+        raise DataError(
+            "the data changed while they were read", where=", ".join(changed), hint="prepare again"
+        )
 
 
-def _split(count: int, params: PrepareParams) -> Tensor:
-    """[D] bool: a seeded share of the chats, never all of them, at least one if any."""
-    chosen = torch.zeros(count, dtype=torch.bool)
-    share = min(math.ceil(count * params.validation_fraction), count - 1)
-    chosen[random.Random(params.seed).sample(range(count), share)] = True
-    return chosen
-
-
-def _result(
-    params: PrepareParams,
-    facts: VerifierFacts,
-    output: Path,
-    tensors: dict[str, Tensor],
-    skipped: Counter[str],
-) -> PrepareResult:
-    counts = count_tokens(tensors["ids"], tensors["mask"], facts.vocab_size)
+def _result(meta: PreparedMeta, output: Path) -> PrepareResult:
     return PrepareResult(
         output=str(output),
-        samples=len(tensors["lengths"]),
-        tokens=len(tensors["ids"]),
-        masked_tokens=int(tensors["mask"].sum()),
-        skipped=dict(skipped),
-        coverage=coverage(counts, tensors["kept"]),
-        draft_vocab_size=int(tensors["kept"].sum()),
+        samples=meta.samples,
+        tokens=meta.tokens,
+        masked_tokens=meta.masked_tokens,
+        skipped=meta.skipped,
+        doubts=meta.doubts,
+        coverage=meta.coverage,
+        draft_vocab_size=meta.draft_vocab_size,
     )
 
 
 def _tell(result: PrepareResult, progress: Progress) -> None:
     share = result.masked_tokens / result.tokens
     progress.note(
-        f"{result.samples} chats, {result.tokens} tokens, {result.masked_tokens} of them the "
+        f"{result.samples} samples, {result.tokens} tokens, {result.masked_tokens} of them the "
         f"assistant's ({share:.0%}); a draft vocabulary of {result.draft_vocab_size} covers "
         f"{result.coverage:.2%} of those"
     )
     for reason, count in result.skipped.items():
         progress.note(f"skipped {count}: {reason}")
+    for doubt, count in result.doubts.items():
+        progress.note(f"look at {count}: {doubt}")
     progress.update(1.0, "done")
-
-
-def _meta_at(directory: Path) -> PreparedMeta | None:
-    """The meta of a prepared data set there; None where nothing is. Raises `Conflict` where the
-    directory is something else."""
-    if not directory.exists():
-        return None
-    try:
-        values = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
-        return PreparedMeta.model_validate(values)
-    except (OSError, ValueError, ValidationError):
-        raise Conflict(
-            "the place is taken by something that is not a prepared data set",
-            where=str(directory),
-            hint="choose another directory, or remove this one",
-        ) from None
-
-
-def _key(params: PrepareParams, tokenizer: PreTrainedTokenizerBase, facts: VerifierFacts) -> str:
-    digest = hashlib.sha256()
-    for file in params.data:
-        path = Path(file)
-        digest.update(path.read_bytes() if path.is_file() else b"")
-    settings = params.model_dump(mode="json", exclude={"data", "verifier"})
-    digest.update(
-        json.dumps(
-            [FORMAT, settings, str(tokenizer.chat_template), facts.tokenizer_fingerprint],
-            sort_keys=True,
-        ).encode()
-    )
-    return digest.hexdigest()
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

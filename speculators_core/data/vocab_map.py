@@ -13,18 +13,23 @@ def count_tokens(ids: Tensor, mask: Tensor, vocab_size: int) -> Tensor:
     return torch.bincount(ids[mask].long(), minlength=vocab_size)
 
 
-def most_frequent(counts: Tensor, draft_vocab_size: int) -> Tensor:
-    """[V] counts → [V] bool with exactly dv true entries, ties to the lower id.
-
-    Fewer used tokens than dv: the lowest unused ids fill the rest. Raises `DataError` if dv > V.
-    """
-    vocab_size = len(counts)
+def check_size(draft_vocab_size: int, vocab_size: int) -> None:
+    """Raise `DataError` for a draft vocabulary larger than the verifier's."""
     if draft_vocab_size > vocab_size:
         raise DataError(
             f"a draft vocabulary of {draft_vocab_size} is larger than the verifier's {vocab_size}",
             where="draft_vocab_size",
             hint=f"at most {vocab_size}, or leave it empty for the whole vocabulary",
         )
+
+
+def most_frequent(counts: Tensor, draft_vocab_size: int) -> Tensor:
+    """[V] counts → [V] bool with exactly dv true entries, ties to the lower id.
+
+    Fewer used tokens than dv: the lowest unused ids fill the rest. Raises `DataError` if dv > V.
+    """
+    vocab_size = len(counts)
+    check_size(draft_vocab_size, vocab_size)
     kept = torch.zeros(vocab_size, dtype=torch.bool)
     kept[torch.argsort(counts, descending=True, stable=True)[:draft_vocab_size]] = True
     return kept

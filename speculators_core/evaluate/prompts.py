@@ -1,12 +1,15 @@
-"""Evaluation prompts in JSON lines: `prompt` or `messages`, and an optional `category`."""
+"""Evaluation prompts: chats in any layout of `data.layouts`, and an optional `category`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from speculators_core.data.chats import messages_of, read_records
+from speculators_core.data.chats import Message
+from speculators_core.data.layouts import Text, recognise
+from speculators_core.data.rows import read_rows
 from speculators_core.errors import DataError
 
 UNNAMED = "all"
@@ -14,7 +17,7 @@ UNNAMED = "all"
 
 @dataclass(frozen=True)
 class Prompt:
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, Any], ...]
     category: str
     where: str
 
@@ -24,7 +27,8 @@ def read_prompts(file: Path, limit: int | None = None) -> list[Prompt]:
 
     Raises `DataError` naming the line at fault, or where there is no prompt at all.
     """
-    prompts = [_prompt(record, where) for where, record in read_records(file)][:limit]
+    rows = islice(read_rows(file), limit)
+    prompts = [_prompt(row.values, f"{file}:{row.number}") for row in rows]
     if not prompts:
         raise DataError(
             "the file holds no prompt",
@@ -38,11 +42,10 @@ def _prompt(record: dict[str, Any], where: str) -> Prompt:
     category = record.get("category", UNNAMED)
     if not isinstance(category, str) or not category:
         raise DataError(f"category should be a name, found {category!r}", where=where)
-    messages = [{"role": m.role, "content": m.content} for m in messages_of(record, where)]
-    if "prompt" in record and "messages" not in record:
-        messages = messages[:1]
-    while messages and messages[-1]["role"] == "assistant":
+    found = recognise(record, where)
+    messages: list[Message] = [] if isinstance(found, Text) else list(found.messages)
+    while messages and messages[-1].role == "assistant":
         messages.pop()
-    if not any(message["content"].strip() for message in messages):
+    if not any(message.content.strip() for message in messages):
         raise DataError("nothing is asked: no turn before the answer", where=where)
-    return Prompt(tuple(messages), category, where)
+    return Prompt(tuple(message.as_dict() for message in messages), category, where)

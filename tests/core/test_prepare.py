@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from speculators_core.data.prepare import load_prepared, prepare
+from speculators_core.data.prepare import load_prepared, prepare, prepared_key
 from speculators_core.errors import Conflict, DataError, Stopped
 from speculators_core.params import PrepareParams
 from speculators_core.vocabulary import check_vocab_map
@@ -58,19 +59,19 @@ def test_the_same_data_is_not_prepared_twice(tmp_path: Path, tiny_verifier: Path
     assert "already" in listener.notes[0]
 
 
-def test_changed_data_a_changed_template_and_changed_parameters_are_prepared_anew(
+def test_b15_changed_data_a_changed_template_and_changed_parameters_are_prepared_anew(
     tmp_path: Path, tiny_verifier: Path
 ) -> None:
-    import shutil
-
     verifier = tmp_path / "verifier"
     shutil.copytree(tiny_verifier, verifier)
-    file, out = write_chats(tmp_path / "c.jsonl"), tmp_path / "out"
-    keys = []
+    file = write_chats(tmp_path / "c.jsonl")
+    made = []
 
     def again(**changes: object) -> None:
-        prepare(params(file, verifier, **changes), out)
-        keys.append(load_prepared(out).meta.key)
+        now = params(file, verifier, **changes)
+        out = tmp_path / prepared_key(now)
+        prepare(now, out)
+        made.append(load_prepared(out))
 
     again()
     write_chats(file, seed=1)  # edited in place
@@ -79,8 +80,23 @@ def test_changed_data_a_changed_template_and_changed_parameters_are_prepared_ane
     template.write_text(template.read_text().replace("'\\n' }}", "'\\n\\n' }}", 1))
     again()
     again(seq_length=50)
-    assert len(set(keys)) == 4
-    assert int(load_prepared(out).lengths.max()) == 50
+    assert len({p.meta.key for p in made}) == 4
+    assert len({p.meta.template_sha256 for p in made}) == 2
+    assert not torch.equal(made[0].ids[:50], made[1].ids[:50])
+    assert int(made[3].lengths.max()) == 50
+    again(seq_length=50)
+    assert made[4].meta.key == made[3].meta.key
+
+
+def test_data_prepared_from_something_else_are_not_replaced(
+    tmp_path: Path, tiny_verifier: Path
+) -> None:
+    file, out = write_chats(tmp_path / "c.jsonl"), tmp_path / "out"
+    prepare(params(file, tiny_verifier), out)
+    key = load_prepared(out).meta.key
+    with pytest.raises(Conflict, match="prepared from something else"):
+        prepare(params(file, tiny_verifier, seq_length=50), out)
+    assert load_prepared(out).meta.key == key
 
 
 def test_another_directory_in_the_place_is_left_alone(tmp_path: Path, tiny_verifier: Path) -> None:
@@ -93,14 +109,10 @@ def test_another_directory_in_the_place_is_left_alone(tmp_path: Path, tiny_verif
         load_prepared(tmp_path / "out")
 
 
-def test_nothing_is_left_where_preparing_fails_or_stops(
-    tmp_path: Path, tiny_verifier: Path
-) -> None:
+def test_nothing_is_left_where_preparing_fails(tmp_path: Path, tiny_verifier: Path) -> None:
     file = write_chats(tmp_path / "c.jsonl")
     with pytest.raises(DataError, match="larger than the verifier's 256"):
         prepare(params(file, tiny_verifier, draft_vocab_size=300), tmp_path / "out")
-    with pytest.raises(Stopped):
-        prepare(params(file, tiny_verifier), tmp_path / "out", Listener(lambda _: True))
     with pytest.raises(DataError, match="40 × no answer within 3 tokens"):
         prepare(params(file, tiny_verifier, seq_length=3), tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["c.jsonl"]

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from speculators_core.data import self_write as module
-from speculators_core.data.chats import read_chats
+from speculators_core.data.chats import Chat
 from speculators_core.data.domains import DOMAINS, Domain
+from speculators_core.data.layouts import recognise
+from speculators_core.data.rows import read_rows
 from speculators_core.data.self_write import self_write
 from speculators_core.data.writer import Rows, _attend, greedy, nucleus, write
 from speculators_core.errors import DataError, InputError, PairingError, Stopped
@@ -36,6 +38,11 @@ def letters(monkeypatch: pytest.MonkeyPatch) -> None:
         keep=lambda text: len(text) > 3,
     )
     monkeypatch.setitem(module.DOMAINS, "chat", domain)
+
+
+def read_back(file: str) -> list[Chat]:
+    found = [recognise(row.values, file) for row in read_rows(Path(file))]
+    return [chat for chat in found if isinstance(chat, Chat)]
 
 
 def params(verifier: Path, **changes: object) -> SelfWriteParams:
@@ -112,7 +119,7 @@ def test_chats_and_held_out_prompts_are_written_and_disjoint(
 ) -> None:
     listener = Listener()
     result = self_write(params(tiny_verifier), tmp_path / "out", listener)
-    chats = read_chats([result.output]).chats
+    chats = read_back(result.output)
     held_out = [json.loads(line) for line in Path(result.held_out).read_text().splitlines()]
     questions = [chat.messages[0].content for chat in chats]
     assert len(held_out) == 4 and all(set(r) == {"prompt", "category"} for r in held_out)
@@ -137,7 +144,7 @@ def test_answers_are_the_verifiers_greedy_ones(
     tmp_path: Path, tiny_verifier: Path, verifier: Verifier
 ) -> None:
     result = self_write(params(tiny_verifier), tmp_path / "out")
-    chat = read_chats([result.output]).chats[0]
+    chat = read_back(result.output)[0]
     tokenizer = verifier.tokenizer
     prompt = tokenizer.apply_chat_template(
         chat.as_dicts()[:1], tokenize=True, add_generation_prompt=True, return_dict=True
