@@ -17,12 +17,12 @@ from typing import Any
 
 from app.services import references, runs
 from speculators_core.errors import SpeclabError, Stopped, Unavailable
+from speculators_core.lifeline import die_with_parent
 from speculators_core.models.hub import snapshot
 from speculators_core.params import JobKind, Params, parse_params
 from speculators_core.progress import Progress
 from workers import outcome
 from workers.jobs import Job, job_of
-from workers.processes import die_with_parent
 from workers.reporter import Reporter
 
 log = logging.getLogger("job")

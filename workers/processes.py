@@ -6,7 +6,6 @@ A group is known by its leader's pid *and* start time (clock ticks since boot, f
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import time
@@ -15,10 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 _KILL_WAIT_S = 5.0
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +64,6 @@ def end_group(pgid: int, started: float, grace_s: float) -> bool:
         return True
     signal_group(pgid, started, signal.SIGKILL)
     return _wait_gone(pgid, started, _KILL_WAIT_S)
-
-
-def die_with_parent(parent: int | None = None) -> None:
-    """From now on this process is killed when the thread that started it ends.
-
-    `parent` closes the gap before this call: the pid that the parent said it has. When this
-    process has another parent by now, it ends at once.
-    """
-    if _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if parent is not None and os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _stat(pid: int) -> _Stat | None:

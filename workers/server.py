@@ -24,10 +24,11 @@ import httpx
 from app.settings import settings
 from app.store.models import DeploymentPhase
 from speculators_core.errors import Stopped, Unavailable
+from speculators_core.lifeline import die_with_parent
 from workers.failure import first_cause
 from workers.launch import Launch
 from workers.log import lines_of
-from workers.processes import die_with_parent, end_group, group_alive, start_time
+from workers.processes import end_group, group_alive, start_time
 
 WARM_UP_ID = "speclab-warm-up"
 START_LIMIT_S = 600.0  # a cold compile cache and slow disks included
@@ -71,8 +72,11 @@ class Server:
         on_phase: Callable[[DeploymentPhase], None],
         stopping: Callable[[], bool],
         limit_s: float = START_LIMIT_S,
+        *,
+        warm_up: bool = True,
     ) -> list[str]:
         """Block until it answers; tells phases as they begin. Returns notes for a person.
+        Without `warm_up` it need not chat: its health and its name are enough.
 
         Raises `Stopped` when asked to stop, `Unavailable` when it died, stays silent too long or
         answers nonsense; the caller then calls `stop`.
@@ -86,8 +90,10 @@ class Server:
                 phase = DeploymentPhase.LOADING
                 on_phase(phase)
             time.sleep(_POLL_S)
-        on_phase(DeploymentPhase.WARMING)
-        notes = self._warm_up(until - time.monotonic())
+        notes: list[str] = []
+        if warm_up:
+            on_phase(DeploymentPhase.WARMING)
+            notes = self._warm_up(until - time.monotonic())
         self._ready = True
         on_phase(DeploymentPhase.READY)
         return notes

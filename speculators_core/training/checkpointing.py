@@ -37,12 +37,13 @@ class Position(BaseModel):
 
     step: int = 0  # optimiser steps taken
     epoch: int = 0
-    batch: int = 0  # batches of this epoch that are done
+    batch: int = 0  # optimiser steps of this epoch that are done
     seconds: float = 0.0  # of training, earlier attempts included
     tokens: int = 0
-    skipped: int = 0  # batches without a trained token
-    schedule: dict[str, float] = {}
+    skipped: int = 0  # steps without a trained token
+    schedule: dict[str, Any] = {}
     best: dict[str, float] = {}  # validation numbers of the best weights
+    stale: int = 0  # judgements since those
     fingerprint: str = ""  # of parameters and data: another run's checkpoint is refused
 
 

@@ -1,4 +1,4 @@
-"""The training loop: batches in a fixed order, AdamW, validation, checkpoints, metrics.
+"""The training loop: rows in a fixed order, steps, judgements, checkpoints, metrics.
 
 Every number that decides the next step (weights, optimiser, order, schedule) is in a checkpoint,
 so a run that was stopped continues bit for bit as if it had not been (CPU, same threads).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,31 @@ from torch import Tensor
 from speculators_core.data.prepare import Prepared
 from speculators_core.errors import DataError, SpeclabError, Stopped
 from speculators_core.models.eagle3 import Eagle3Draft
-from speculators_core.params import TrainParams
+from speculators_core.params import TrainParams, loss_weights
 from speculators_core.progress import Progress
 from speculators_core.training import checkpointing
 from speculators_core.training.checkpointing import Position
-from speculators_core.training.loss import TargetHead, Unrolled, unroll
+from speculators_core.training.divergence import mixture
+from speculators_core.training.judging import MEASURED, PREDICTED, Measurement
+from speculators_core.training.loss import TargetHead, Unroller
 from speculators_core.training.meter import Meter
-from speculators_core.training.packing import Document, Packed, batches, epoch_order, pack
-from speculators_core.training.schedule import Schedule
+from speculators_core.training.optimization import Optimization
+from speculators_core.training.order import Order, Rows
+from speculators_core.training.pace import Pace
+from speculators_core.training.packing import Packed, batches, pack
+from speculators_core.training.precision import Machine
+from speculators_core.training.schedule import Schedule, planned
+from speculators_core.training.sources import Source
+from speculators_core.training.world import (
+    World,
+    assembled,
+    gathering,
+    placed_like,
+    shared,
+    whole,
+)
 
 LOG_EVERY = 5  # optimiser steps
-_SPEED_FROM, _SPEED_TO = 3, 10  # steps whose time decides whether a time limit can be kept
-_LATE = 1.02  # a plan this much too long is shortened
-
-Source = Callable[[Sequence[int]], list[Document]]
-"""Documents by number, with the verifier's states."""
 
 
 @dataclass
@@ -47,205 +57,274 @@ class Loop:
     prepared: Prepared
     training: list[int]  # documents
     validation: list[int]
+    measurement: Measurement | None
+    machine: Machine
     directory: Path  # of checkpoints
     progress: Progress
     began: float  # time.monotonic() at the start of this attempt
+    world: World = field(default_factory=World)
     position: Position = field(default_factory=Position)
 
     def __post_init__(self) -> None:
-        self.trainable = dict(self.draft.trainable())
-        self.optimizer = torch.optim.AdamW(
-            self.trainable.values(),
-            lr=self.params.lr,
-            betas=(0.9, 0.95),
-            weight_decay=self.params.weight_decay,
+        params = self.params
+        divergence = mixture(loss_weights(params.loss))
+        if params.compile:
+            for layer in self.draft.layers:
+                layer.mlp.compile(dynamic=True)
+            divergence = torch.compile(divergence, dynamic=True)
+        self.unroller = Unroller(
+            self.draft,
+            params.ttt_steps,
+            params.ttt_step_loss_decay,
+            divergence,
+            again=params.gradient_checkpointing,
         )
-        self.lengths = self.prepared.lengths.tolist()
-        self.schedule = Schedule(self._planned_steps(), self.params.warmup_ratio)
-        self.meter = Meter(self.params.ttt_steps)
-        self.earlier = 0.0  # seconds of earlier attempts
-        self.measured: tuple[int, float] | None = None  # (step, clock) that the speed counts from
-        self.epoch: tuple[int, list[list[int]]] | None = None  # (number, its batches)
-        self.validated_at = -1
+        self.model = shared(self.unroller, self.world, params.sharding)
+        self.trainable = dict(self.draft.trainable())
+        self.optimization = Optimization(params, self.trainable)
+        self.order = Order(
+            self.prepared,
+            self.training,
+            params.seed,
+            params.epochs,
+            params.tokens_per_batch,
+            params.accumulate * self.world.size,
+        )
+        self.schedule = planned(params, self.order.total())
+        self.pace = Pace(self.began)
+        self.meter = self._meter()
+        self.judged: tuple[int, bool] | None = None  # (step, measured) of the last judgement
+        self.over = False  # nothing got better for too long
 
     # ---- the run
 
     def run(self) -> None:
-        """Train to the end of the schedule."""
-        if self.position.step and self._is_due(self.params.validate_every):
-            self._validate()  # an earlier attempt may have ended between saving and validating
-        while (documents := self._next()) is not None:
-            if self.progress.stopping():
+        """Train to the end of the schedule, or of patience."""
+        if self.position.step and (due := self._due_judgement()):
+            self._judge(**due)  # an earlier attempt may have ended between saving and judging
+        while (rows := self._next()) is not None:
+            if self.world.heard(self.progress.stopping()):
                 self.save()
                 raise Stopped(
                     f"stopped at step {self.position.step} of {self.schedule.total}; it can resume"
                 )
             self._advance()
-            self._step(pack(self.source(documents), self.head.rows.device))
+            self._step(rows)
         if self.position.step == 0:
             raise DataError("no batch has a token to train on", hint="look at the loss masks")
         self._log({})
         self.save()
-        if self.validated_at != self.position.step:
-            self._validate()
+        last = self.measurement is not None
+        if self.judged != (self.position.step, last):
+            self._judge(measure=last)
 
-    def _step(self, batch: Packed) -> None:
-        if len(batch.starts) == 0:
+    def _step(self, rows: Rows) -> None:
+        live = self.order.live(rows, self.params.ttt_steps)
+        if not live[0]:
             self.position.skipped += 1
-            self.progress.note(f"a batch without a trained token is skipped ({self._where()})")
+            self.progress.note(f"a step without a trained token is skipped ({self._where()})")
             return
         rate = self.params.lr * self.schedule.factor(self.position.step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        result = self._unroll(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        result.loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.trainable.values(), self.params.grad_clip)
-        self._check(result.loss.detach(), norm)
-        self.optimizer.step()
+        self.optimization.clear()
+        loss = self._gradients(rows, live)
+        norm = self.optimization.clip()
+        self._check(loss, norm)
+        self.optimization.step(rate)
         self.position.step += 1
-        self.position.tokens += len(batch.ids)
-        self.meter.add(result, len(batch.ids), batch.left)
-        self._after_step({"lr": rate, "grad_norm": float(norm)})
+        self.position.tokens += sum(self.order.lengths[d] for row in rows for d in row)
+        self._after_step({"lr": rate, "grad_norm": norm})
+
+    def _gradients(self, rows: Rows, live: Tensor) -> float:
+        """Of this process's rows, gathered from all; the loss of the whole step."""
+        total = torch.zeros((), dtype=torch.float64)
+        mine = self.world.mine(rows, self.params.accumulate)
+        for at, row in enumerate(mine, 1):
+            batch = self._packed(row) if row else None
+            targets = self.head.targets(batch) if batch else None
+            with gathering(self.model, now=at == len(mine)):
+                with self.machine.autocast():
+                    loss, result = self.model(batch, targets, live)
+                (loss * self.world.size).backward()  # which is divided by it when gathered
+            if batch and result:
+                self.meter.add(result, len(batch.ids), batch.left)
+            total += loss.detach().double().cpu()
+        return float(self.world.sum(total))
+
+    def _packed(self, documents: Sequence[int]) -> Packed | None:
+        """A row with its states; None where no chain starts in it."""
+        batch = pack(self.source(documents), self.head.rows.device)
+        return batch if len(batch.starts) else None
 
     def _after_step(self, values: dict[str, float]) -> None:
         step = self.position.step
+        self.pace.note(step)
+        self.position.seconds = self.pace.seconds
+        self._keep_time()
         if step % LOG_EVERY == 0:
             self._log(values)
-        self._keep_time()
-        due = self._is_due(self.params.validate_every)
-        if due or self._is_due(self.params.save_every):
-            self.save()  # before validation: whatever happens in it, this step is kept
+        due = self._due_judgement()
+        if due or step % self.params.save_every == 0:
+            self.save()  # before judging: whatever happens in it, this step is kept
         if due:
-            self._validate()
-        self._tell()
-
-    def _is_due(self, every: int) -> bool:
-        return self.position.step % every == 0
+            self._judge(**due)
+        left = self.pace.left(step, self.schedule.total)
+        self.progress.update(
+            step / self.schedule.total, f"step {step} of {self.schedule.total}", left
+        )
 
     def _log(self, values: dict[str, float]) -> None:
         means = self.meter.read()
-        if means:
-            self.progress.metrics(self.position.step, means | values)
-            self.meter = Meter(self.params.ttt_steps)
+        if not means:
+            return
+        further = {"memory_mb": self.machine.memory_mb(), "skipped": float(self.position.skipped)}
+        left = self.pace.left(self.position.step, self.schedule.total)
+        if left is not None:
+            further["seconds_left"] = left
+        self.progress.metrics(self.position.step, means | values | further)
+        self.meter = self._meter()
 
-    def _unroll(self, batch: Packed) -> Unrolled:
-        return unroll(
-            self.draft,
-            batch,
-            self.head.targets(batch),
-            steps=self.params.ttt_steps,
-            decay=self.params.ttt_step_loss_decay,
-        )
-
-    def _check(self, loss: Tensor, norm: Tensor) -> None:
-        if not math.isfinite(float(norm)) or not math.isfinite(float(loss)):
+    def _check(self, loss: float, norm: float) -> None:
+        if not math.isfinite(norm) or not math.isfinite(loss):
             raise SpeclabError(
-                f"the loss is {float(loss)} and its gradient norm {float(norm)} at {self._where()}",
+                f"the loss is {loss} and its gradient norm {norm} at {self._where()}",
                 where="training",
                 hint="lower lr or grad_clip; the last checkpoint before this is kept",
             )
 
-    # ---- order and time
+    # ---- place and time
 
-    def _planned_steps(self) -> int:
-        return sum(len(self._epoch(epoch)) for epoch in range(self.params.epochs))
-
-    def _epoch(self, epoch: int) -> list[list[int]]:
-        order = epoch_order(self.training, self.params.seed, epoch)
-        return batches(self.lengths, self.params.tokens_per_batch, order)
-
-    def _next(self) -> list[int] | None:
-        """The batch at the position; None at the end of the schedule or of the last epoch."""
+    def _next(self) -> Rows | None:
+        """The rows at the position; None at the end of the schedule, the data or patience."""
         at = self.position
-        if at.step >= self.schedule.total or at.epoch >= self.params.epochs:
+        if self.over or at.step >= self.schedule.total or at.epoch >= self.params.epochs:
             return None
-        if self.epoch is None or self.epoch[0] != at.epoch:
-            self.epoch = (at.epoch, self._epoch(at.epoch))
-        return self.epoch[1][at.batch]
+        return self.order.steps(at.epoch)[at.batch]
 
     def _advance(self) -> None:
-        """The position moves behind the batch that is about to be trained."""
-        assert self.epoch is not None
+        """The position moves behind the rows that are about to be trained."""
         self.position.batch += 1
-        if self.position.batch == len(self.epoch[1]):
+        if self.position.batch == len(self.order.steps(self.position.epoch)):
             self.position.epoch, self.position.batch = self.position.epoch + 1, 0
 
     def _keep_time(self) -> None:
         """Shorten the schedule where the time limit would not be kept."""
-        step, seconds = self.position.step, self.earlier + time.monotonic() - self.began
-        self.position.seconds = seconds
-        if self.measured is None and step >= _SPEED_FROM:
-            self.measured = (step, time.monotonic())
-        if self.params.max_minutes is None or self.measured is None:
+        if self.params.max_minutes is None:
             return
-        first, since = self.measured
-        if step < first + _SPEED_TO - _SPEED_FROM:
-            return
-        speed = (time.monotonic() - since) / (step - first)  # seconds a step
-        fits = step + int((60 * self.params.max_minutes - seconds) / speed)
-        if self.schedule.total > step and fits * _LATE < self.schedule.total:
-            before = self.schedule.total
-            self.schedule.shorten(step, max(fits, step + 1))
+        step, before = self.position.step, self.schedule.total
+        fitting = self.pace.fitting(step, self.schedule, self.params.max_minutes)
+        fitting = self.world.heard(fitting)
+        if fitting < before:
+            self.schedule.shorten(step, fitting)
+            speed = self.pace.seconds_a_step(step) or 0.0
             self.progress.note(
-                f"{before} steps shortened to {self.schedule.total} "
+                f"{before} steps shortened to {fitting} "
                 f"({speed:.2f} s a step, limit {self.params.max_minutes:g} minutes)"
             )
-
-    def _tell(self) -> None:
-        step, total = self.position.step, self.schedule.total
-        left = None
-        if self.measured and step > self.measured[0]:
-            first, since = self.measured
-            left = (time.monotonic() - since) / (step - first) * (total - step)
-        self.progress.update(step / total, f"step {step} of {total}", left)
 
     def _where(self) -> str:
         return f"step {self.position.step}, epoch {self.position.epoch}"
 
-    # ---- validation and checkpoints
+    def _meter(self) -> Meter:
+        return Meter(self.params.ttt_steps, self.world)
+
+    # ---- judgement
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """Means over the validation documents."""
-        meter = Meter(self.params.ttt_steps)
-        for documents in batches(self.lengths, self.params.tokens_per_batch, self.validation):
-            batch = pack(self.source(documents), self.head.rows.device)
-            if len(batch.starts):
-                meter.add(self._unroll(batch), len(batch.ids), batch.left)
+        meter = self._meter()
+        packed = batches(self.order.lengths, self.params.tokens_per_batch, self.validation)
+        with assembled(self.model), self.machine.autocast():
+            for documents in packed[self.world.rank :: self.world.size]:
+                if batch := self._packed(documents):
+                    result = self.unroller.unroll(batch, self.head.targets(batch))
+                    meter.add(result, len(batch.ids), batch.left)
         return meter.read()
 
-    def _validate(self) -> None:
-        self.validated_at = self.position.step
-        if not self.validation:
-            return
-        values = self.evaluate()
+    def measure(self) -> dict[str, float]:
+        """What the reference engine accepts of this draft; nothing where no prompts are known."""
+        if self.measurement is None:
+            return {}
+        with assembled(self.model):
+            return self.measurement.of(self.draft, self.world, self.progress.stopping)
+
+    def _due_judgement(self) -> dict[str, bool] | None:
+        """How to judge after this step; None where it is not time."""
+        step, every = self.position.step, self.params.evaluate_every
+        measure = self.measurement is not None and step % every == 0
+        return {"measure": measure} if measure or step % self.params.validate_every == 0 else None
+
+    def _judge(self, measure: bool) -> None:
+        """Validate, measure where asked, keep the best weights, and lose patience."""
+        self.judged = (self.position.step, measure)
+        values = self.evaluate() if self.validation else {}
         values.pop("tokens_per_second", None)
-        self.progress.metrics(
-            self.position.step, {f"val_{name}": value for name, value in values.items()}
-        )
-        name = "served_acceptance_length"
-        if values and values[name] >= self.position.best.get(name, 0.0):
-            self.position.best = {**values, "step": float(self.position.step)}
-            checkpointing.save_best(self.directory, self.position, self.trainable)
+        told = {f"val_{name}": value for name, value in values.items()}
+        measured = self.measure() if measure else {}
+        if told or measured:
+            self.progress.metrics(self.position.step, told | measured)
+        name = MEASURED if self.measurement else PREDICTED
+        if name in (found := values | measured):
+            self._compare(name, found)
         self.meter.since = time.monotonic()
+
+    def _compare(self, name: str, found: dict[str, float]) -> None:
+        if found[name] >= self.position.best.get(name, 0.0):
+            self.position.best = {**found, "step": float(self.position.step)}
+            self.position.stale = 0
+            self._keep_best()
+            return
+        self.position.stale += 1
+        if self.params.patience is not None and self.position.stale >= self.params.patience:
+            self.over = True
+            self.progress.note(
+                f"ended early at step {self.position.step}: {self.position.stale} times in a row "
+                f"{name} was below {self.position.best[name]:.3f}, of step "
+                f"{self.position.best['step']:.0f}"
+            )
+
+    # ---- checkpoints
+
+    def _keep_best(self) -> None:
+        weights = self._weights()
+        self.world.after_first(
+            f"best {self.position.step}",
+            lambda: checkpointing.save_best(self.directory, self.position, weights),
+        )
 
     def save(self) -> None:
         """A checkpoint of this moment."""
         self.position.schedule = self.schedule.state()
+        weights = self._weights()
         state: dict[str, Any] = {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.optimization.state(),
             "random": torch.get_rng_state(),
         }
-        checkpointing.save(self.directory, self.position, self.trainable, state)
+        self.world.after_first(
+            f"step {self.position.step}",
+            lambda: _nothing(checkpointing.save(self.directory, self.position, weights, state)),
+        )
 
     def load(self, checkpoint: checkpointing.Checkpoint) -> None:
         """Continue from a checkpoint."""
         self.position = checkpoint.position
         self.schedule = Schedule.of(checkpoint.position.schedule)
-        self.earlier = checkpoint.position.seconds
-        with torch.no_grad():
-            for name, tensor in self.trainable.items():
-                tensor.copy_(checkpoint.weights[name])
-        self.optimizer.load_state_dict(checkpoint.state["optimizer"])
+        self.pace.earlier = checkpoint.position.seconds
+        self.restore(checkpoint.weights)
+        self.optimization.load(checkpoint.state["optimizer"])
         torch.set_rng_state(checkpoint.state["random"])
+
+    @torch.no_grad()
+    def restore(self, weights: dict[str, Tensor]) -> None:
+        """Make these the draft's."""
+        for name, tensor in self.trainable.items():
+            tensor.copy_(placed_like(weights[name], tensor))
+
+    @torch.no_grad()
+    def _weights(self) -> dict[str, Tensor]:
+        """Whole, to be written; every process must ask."""
+        return {name: whole(tensor.detach()) for name, tensor in self.trainable.items()}
+
+
+def _nothing(_made: object) -> None:
+    return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from speculators_core.training.loss import Unrolled
+from speculators_core.training.world import World
 
 
 @dataclass
@@ -16,6 +17,7 @@ class Meter:
     """Adds up batches since the last reading. Training and validation each have their own."""
 
     steps: int
+    world: World = field(default_factory=World)
     loss: Tensor = field(init=False)
     live: Tensor = field(init=False)
     accepted: Tensor = field(init=False)
@@ -44,19 +46,22 @@ class Meter:
         self.walk_steps += steps
 
     def read(self) -> dict[str, float]:
-        """The means, by name. Empty where nothing was added."""
-        if not self.chains:
+        """The means over all processes, by name. Empty where nothing was added."""
+        counts = [self.chains, self.covered, self.walk_tokens, self.walk_steps, self.tokens]
+        mine = [self.loss, self.live.double(), self.accepted.double(), torch.tensor(counts).double()]
+        *sums, rest = self.world.sum(torch.cat(mine)).cpu().split([self.steps] * 3 + [len(counts)])
+        chains, covered, walk_tokens, walk_steps, tokens = rest.tolist()
+        if not chains:
             return {}
-        live = self.live.clamp(min=1)
-        losses, shares = (self.loss / live).tolist(), (self.accepted / live).tolist()
+        losses, shares = ((total / sums[1].clamp(min=1)).tolist() for total in (sums[0], sums[2]))
         return {
             "loss": sum(losses),
             **{f"loss_{k}": value for k, value in enumerate(losses)},
             **{f"acceptance_{k}": value for k, value in enumerate(shares)},
             "acceptance_length": 1 + sum(shares),
-            "served_acceptance_length": self.walk_tokens / self.walk_steps,
-            "coverage": self.covered / self.chains,
-            "tokens_per_second": self.tokens / max(time.monotonic() - self.since, 1e-9),
+            "served_acceptance_length": walk_tokens / walk_steps,
+            "coverage": covered / chains,
+            "tokens_per_second": tokens / max(time.monotonic() - self.since, 1e-9),
         }
 
 

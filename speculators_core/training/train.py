@@ -6,33 +6,34 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from pydantic import BaseModel
 
 from speculators_core.checkpoint import save_speculator
-from speculators_core.data.hidden_states import (
-    StateCache,
-    States,
-    cache_key,
-    cache_states,
-    compute_states,
-    expected_header,
-)
 from speculators_core.data.prepare import Prepared, load_prepared
+from speculators_core.decode.verify import check_cacheable
 from speculators_core.errors import Conflict, DataError, PairingError
 from speculators_core.models.eagle3 import Eagle3Draft
-from speculators_core.models.verifier import Verifier, fastest, load_verifier
+from speculators_core.models.verifier import Verifier, load_verifier
 from speculators_core.params import TrainParams
 from speculators_core.progress import Portion, Progress, Quiet
 from speculators_core.training import checkpointing, warm_start
 from speculators_core.training.draft import aux_layers, build_draft
-from speculators_core.training.loop import Loop, Source
+from speculators_core.training.judging import Measurement, measurement
+from speculators_core.training.launch import train_in_processes
+from speculators_core.training.loop import Loop
 from speculators_core.training.loss import TargetHead
-from speculators_core.training.packing import Document
+from speculators_core.training.precision import find_machine
+from speculators_core.training.sinks import check_sinks, copied
+from speculators_core.training.sources import open_source
+from speculators_core.training.world import World, assembled
 
+_MAY_DIFFER = (
+    "data", "verifier", "max_minutes", "accumulate", "processes", "sharding", "nodes", "node_rank",
+    "rendezvous", "sinks",
+)  # fmt: skip
+"""Parameters that a run may be resumed with another value of."""
 _STATES_SHARE = 0.2  # of the whole time, about, when the states are cached first
 
 
@@ -58,18 +59,45 @@ def train(
     checkpoint in it the run starts from the beginning. Raises `Stopped` after a checkpoint when
     asked to stop, `PairingError` where data and verifier don't fit each other.
     """
-    began = time.monotonic()
     progress = progress or Quiet()
-    checkpoints = output.parent / f"{output.name}.checkpoints"
-    earlier = _earlier_attempt(checkpoints, resume, output)
+    check_sinks(params.sinks)
+    _earlier_attempt(output, resume)
+    if params.world > 1:
+        told = train_in_processes(params, output, progress, resume)
+        return TrainResult.model_validate(told)
+    return train_here(params, output, progress, resume, World())
+
+
+def train_here(
+    params: TrainParams, output: Path, progress: Progress, resume: Path | None, world: World
+) -> TrainResult:
+    """What `train` does, in this process, which may be one of several."""
+    names = params.sinks if world.first else ()
+    with copied(progress, names, output, params.model_dump(mode="json")) as progress:
+        loop = _loop(params, output, progress, world)
+        _resume(loop, output, resume, progress)
+        _tell_plan(loop, progress)
+        loop.run()
+        best = _finish(loop, output)
+        progress.update(1.0, "done")
+    return TrainResult(
+        output=str(output), steps=loop.position.step, seconds=loop.position.seconds, best=best
+    )
+
+
+def _loop(params: TrainParams, output: Path, progress: Progress, world: World) -> Loop:
+    began = time.monotonic()
     prepared = load_prepared(params.data)
-    device, dtype = _machine(params, progress)
-    verifier = load_verifier(params.verifier, dtype=dtype, device=device)
-    _check_pair(prepared, verifier, params)
+    machine = find_machine(params)
+    progress.note(machine.told)
+    verifier = load_verifier(params.verifier, dtype=machine.dtype, device=machine.device)
+    check_pair(prepared, verifier, params)
     layers = aux_layers(params, verifier.facts)
-    share = _STATES_SHARE if params.hidden_states == "cached" else 0.0
+    share = _STATES_SHARE if params.hidden_states != "online" else 0.0
     first = Portion(progress, 0.0, share)
-    source, quarantined = _source(params, prepared, verifier, layers, first)
+    source, quarantined = world.in_turn(
+        lambda: open_source(params, prepared, verifier, layers, first)
+    )
     training, validation = _split(prepared, quarantined)
     draft = build_draft(params, verifier, prepared)
     if params.start_from:
@@ -77,33 +105,68 @@ def train(
     loop = Loop(
         params=params,
         draft=draft,
-        head=TargetHead(verifier.final_norm, verifier.lm_head, draft.kept),
+        head=TargetHead(verifier.final_norm, verifier.lm_head, draft.kept, verifier.logit_rule),
         source=source,
         prepared=prepared,
         training=training,
         validation=validation,
-        directory=checkpoints,
+        measurement=_measurement(params, prepared, validation, verifier, progress),
+        machine=machine,
+        directory=_checkpoints(output),
         progress=Portion(progress, share, 1.0),
         began=began,
+        world=world,
     )
     loop.position.fingerprint = _fingerprint(params, prepared, verifier)
-    del verifier  # a cached run needs none of its layers any more
-    checkpoint = checkpointing.load_last(earlier, loop.position.fingerprint) if earlier else None
-    if earlier and checkpoint:
-        loop.load(checkpoint)
-        checkpointing.adopt_best(earlier, checkpoints)
-        progress.note(f"resumed at step {loop.position.step} of {loop.schedule.total}")
-    _tell_plan(loop, draft, progress)
-    loop.run()
-    best = _finish(loop, draft, output)
-    progress.update(1.0, "done")
-    return TrainResult(
-        output=str(output), steps=loop.position.step, seconds=loop.position.seconds, best=best
+    return loop
+
+
+def _resume(loop: Loop, output: Path, resume: Path | None, progress: Progress) -> None:
+    earlier = _earlier_attempt(output, resume)
+    if earlier is None:
+        return
+    checkpoint = checkpointing.load_last(earlier, loop.position.fingerprint)
+    if checkpoint is None:
+        return
+    loop.load(checkpoint)
+    loop.world.after_first(
+        "adopted", lambda: checkpointing.adopt_best(earlier, loop.directory)
     )
+    progress.note(f"resumed at step {loop.position.step} of {loop.schedule.total}")
 
 
-def _earlier_attempt(checkpoints: Path, resume: Path | None, output: Path) -> Path | None:
+def _measurement(
+    params: TrainParams,
+    prepared: Prepared,
+    validation: list[int],
+    verifier: Verifier,
+    progress: Progress,
+) -> Measurement | None:
+    """Acceptance on held-out prompts, where it can be measured; and what picks the best."""
+    try:
+        check_cacheable(verifier)
+        found = measurement(params, prepared, validation, verifier)
+    except PairingError as error:
+        progress.note(f"acceptance can't be measured: {error.message}")
+        found = None
+    if found:
+        progress.note(
+            f"the best weights are those of the highest acceptance that the reference engine "
+            f"measures on {len(found.prompts)} held-out prompts, every {params.evaluate_every} "
+            f"steps (K = {found.speculative_tokens}, {found.max_tokens} tokens)"
+        )
+    else:
+        progress.note("the best weights are those of the highest predicted acceptance length")
+    return found
+
+
+def _checkpoints(output: Path) -> Path:
+    return output.parent / f"{output.name}.checkpoints"
+
+
+def _earlier_attempt(output: Path, resume: Path | None) -> Path | None:
     """Where to look for a checkpoint; None to start from the beginning."""
+    checkpoints = _checkpoints(output)
     if output.exists():
         raise Conflict("the output exists already", where=str(output), hint="choose another output")
     if resume is None:
@@ -120,26 +183,8 @@ def _earlier_attempt(checkpoints: Path, resume: Path | None, output: Path) -> Pa
     return inside[0] if inside else None
 
 
-def _machine(params: TrainParams, progress: Progress) -> tuple[torch.device, torch.dtype]:
-    """Device and dtype of the verifier and its states, and why; the draft trains in float32."""
-    device, dtype = fastest()
-    if params.dtype == "auto":
-        why = "auto: " + ("a GPU" if device.type == "cuda" else "a CPU computes float32 fastest")
-    else:
-        dtype, why = getattr(torch, params.dtype), "as asked"
-    name = (
-        torch.cuda.get_device_name()
-        if device.type == "cuda"
-        else f"{torch.get_num_threads()} threads"
-    )
-    progress.note(
-        f"device {device.type} ({name}), verifier in {str(dtype).removeprefix('torch.')} ({why}), "
-        f"draft in float32, torch {torch.__version__}"
-    )
-    return device, dtype
-
-
-def _check_pair(prepared: Prepared, verifier: Verifier, params: TrainParams) -> None:
+def check_pair(prepared: Prepared, verifier: Verifier, params: TrainParams) -> None:
+    """Raise `PairingError` unless this verifier prepared the data and its logits are known."""
     facts, meta = verifier.facts, prepared.meta
     if meta.vocab_size != facts.vocab_size:
         raise PairingError(
@@ -157,46 +202,6 @@ def _check_pair(prepared: Prepared, verifier: Verifier, params: TrainParams) -> 
     verifier.check_head()
 
 
-def _source(
-    params: TrainParams,
-    prepared: Prepared,
-    verifier: Verifier,
-    layers: list[int],
-    progress: Progress,
-) -> tuple[Source, set[int]]:
-    """Documents with states, from the disk cache or computed as asked; and the unusable ones."""
-    if params.hidden_states == "cached":
-        key = cache_key(expected_header(prepared, verifier, layers))
-        data = Path(params.data)
-        place = data.parent / f"{data.name}.states-{key}"
-        cache = cache_states(prepared, verifier, layers, place, progress)
-        return _from_cache(cache, prepared), cache.quarantined
-
-    def online(numbers: Sequence[int]) -> list[Document]:
-        documents = [prepared.document(number) for number in numbers]
-        states = compute_states(verifier, layers, documents)
-        return _documents(documents, states)
-
-    return online, set()
-
-
-def _from_cache(cache: StateCache, prepared: Prepared) -> Source:
-    def cached(numbers: Sequence[int]) -> list[Document]:
-        return _documents(
-            [prepared.document(n) for n in numbers], [cache.states(n) for n in numbers]
-        )
-
-    return cached
-
-
-def _documents(
-    documents: Sequence[tuple[torch.Tensor, torch.Tensor]], states: Sequence[States]
-) -> list[Document]:
-    return [
-        Document(ids, mask, found) for (ids, mask), found in zip(documents, states, strict=True)
-    ]
-
-
 def _split(prepared: Prepared, quarantined: set[int]) -> tuple[list[int], list[int]]:
     chosen = prepared.validation.tolist()
     usable = [d for d in range(len(chosen)) if d not in quarantined]
@@ -207,37 +212,46 @@ def _split(prepared: Prepared, quarantined: set[int]) -> tuple[list[int], list[i
 
 
 def _fingerprint(params: TrainParams, prepared: Prepared, verifier: Verifier) -> str:
-    """Equal where a checkpoint may be continued: parameters, data and verifier are the same."""
-    own = params.model_dump(mode="json", exclude={"data", "verifier", "start_from", "max_minutes"})
-    if params.start_from:
-        own["start_from"] = warm_start.fingerprint(params.start_from)
-    text = json.dumps([own, prepared.meta.key, verifier.fingerprint], sort_keys=True)
+    """Equal where a checkpoint may be continued: parameters, data and verifier are the same, and
+    so is the number of rows a step, however many processes share them."""
+    own = params.model_dump(mode="json", exclude=set(_MAY_DIFFER))
+    rows = params.accumulate * params.world
+    text = json.dumps([own, rows, prepared.meta.key, verifier.fingerprint], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _tell_plan(loop: Loop, draft: Eagle3Draft, progress: Progress) -> None:
+def _tell_plan(loop: Loop, progress: Progress) -> None:
     lists: dict[bool, list[str]] = {True: [], False: []}
-    for name, parameter in draft.named_parameters():
+    for name, parameter in loop.draft.named_parameters():
         lists[parameter.requires_grad].append(name)
     count = sum(p.numel() for p in loop.trainable.values())
     progress.note(f"trainable, {count / 1e6:.1f} M parameters: {', '.join(lists[True])}")
     progress.note(f"frozen: {', '.join(lists[False])}")
+    params, rows = loop.params, loop.order.rows
     progress.note(
         f"{len(loop.training)} chats to train on, {len(loop.validation)} to validate, "
-        f"{loop.schedule.total} steps of up to {loop.params.tokens_per_batch} tokens"
+        f"{loop.schedule.total} steps of up to {rows} x {params.tokens_per_batch} tokens, "
+        f"loss {params.loss}, {params.optimizer}, {params.schedule}"
     )
+    if loop.world.size > 1:
+        progress.note(
+            f"{loop.world.size} processes ({params.sharding}), {params.accumulate} rows each a step"
+        )
 
 
-def _finish(loop: Loop, draft: Eagle3Draft, output: Path) -> dict[str, float]:
+def _finish(loop: Loop, output: Path) -> dict[str, float]:
     """Write the best weights as a speculator; then the checkpoints may go."""
     best: dict[str, float] = {}
     found = checkpointing.load_best(loop.directory)
     if found:
         position, weights = found
         best = position.best
-        with torch.no_grad():
-            for name, tensor in loop.trainable.items():
-                tensor.copy_(weights[name])
-    save_speculator(draft, output)
-    shutil.rmtree(loop.directory, ignore_errors=True)
+        loop.restore(weights)
+
+    def write() -> None:
+        save_speculator(loop.draft, output)
+        shutil.rmtree(loop.directory, ignore_errors=True)
+
+    with assembled(loop.model):
+        loop.world.after_first("written", write)
     return best

@@ -12,7 +12,7 @@ from torch import Tensor
 from speculators_core.data.hidden_states import States
 from speculators_core.models.eagle3 import Eagle3Draft
 from speculators_core.training.attention import Queries, Span, UnrolledAttention
-from speculators_core.training.loss import TargetHead, Unrolled, soft_cross_entropy, unroll
+from speculators_core.training.loss import TargetHead, Targets, Unrolled, head_loss, unroll
 from speculators_core.training.meter import Meter, walk
 from speculators_core.training.packing import Document, Packed, pack
 from tests import tiny
@@ -164,23 +164,30 @@ def test_the_attention_gradient_is_that_of_its_formula() -> None:
         chains = Queries(tuple(spans), sees)
         attend = UnrolledAttention(chains, last_layer=0)
         attend.begin(chains, None)
-        attend(0, q, k0, v0)
+        attend.keep([k0[0], v0[0]])
         attend.begin(chains, torch.arange(tokens))
-        return attend(0, q, k1, v1)
+        return attend.holding(attend.kept)(0, q, k1, v1)
 
     assert torch.autograd.gradcheck(attended, leaves)
 
 
-def test_soft_cross_entropy_and_its_gradients_are_torchs_own() -> None:
+def targets_of(p: Tensor) -> Targets:
+    return Targets(p, -torch.special.xlogy(p, p).sum(-1), torch.zeros(len(p), dtype=torch.int64))
+
+
+def test_the_loss_over_the_head_and_its_gradients_are_torchs_own() -> None:
     torch.manual_seed(0)
     normed = torch.randn(9, H, requires_grad=True)
     head = torch.randn(DV, H, requires_grad=True)
     p = torch.softmax(torch.randn(12, DV), -1)
     rows = torch.randint(0, 12, (9,))
-    ours, choice = soft_cross_entropy(normed, head, p, rows)
+    weights = torch.rand(9)
+    ours, values, choice = head_loss(normed, head, targets_of(p), rows, weights)
     grads = torch.autograd.grad(2 * ours, (normed, head))
     logits = normed @ head.T
-    plain = F.cross_entropy(logits, p[rows], reduction="sum")
+    divergences = F.kl_div(logits.log_softmax(-1), p[rows], reduction="none").sum(-1)
+    torch.testing.assert_close(values, divergences.detach(), atol=1e-5, rtol=1e-4)
+    plain = (divergences * weights).sum()
     torch.testing.assert_close(ours, plain)
     for grad, expected in zip(grads, torch.autograd.grad(2 * plain, (normed, head)), strict=True):
         torch.testing.assert_close(grad, expected, atol=1e-5, rtol=1e-4)
@@ -190,9 +197,8 @@ def test_soft_cross_entropy_and_its_gradients_are_torchs_own() -> None:
 def test_a_perfect_draft_has_loss_zero() -> None:
     logits = torch.randn(4, DV)
     p = torch.softmax(logits, -1)
-    ours, _ = soft_cross_entropy(logits, torch.eye(DV), p, torch.arange(4))
-    entropy = -(p * p.log()).sum()
-    torch.testing.assert_close(ours - entropy, torch.zeros(()), atol=1e-5, rtol=0)
+    ours, _, _ = head_loss(logits, torch.eye(DV), targets_of(p), torch.arange(4), torch.ones(4))
+    torch.testing.assert_close(ours, torch.zeros(()), atol=1e-5, rtol=0)
 
 
 def test_a_truth_outside_the_draft_vocabulary_is_a_miss() -> None:

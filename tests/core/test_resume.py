@@ -36,6 +36,7 @@ def run(data: Path, tiny_verifier: Path, tmp_path: Path) -> Train:
             "aux_layers": tiny.AUX_LAYERS,
             "epochs": 2,
             "tokens_per_batch": 512,
+            "evaluate_every": 0,
             "validate_every": 6,
             "save_every": 4,
         }

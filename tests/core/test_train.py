@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from speculators_core.checkpoint import load_speculator
-from speculators_core.data.prepare import load_prepared
+from speculators_core.data.prepare import Prepared, load_prepared
 from speculators_core.errors import CheckpointError, Conflict, DataError, PairingError, SpeclabError
 from speculators_core.models.verifier import load_verifier
 from speculators_core.params import TrainParams
@@ -44,6 +44,7 @@ def run(data: Path, tiny_verifier: Path, tmp_path: Path) -> Train:
             "aux_layers": tiny.AUX_LAYERS,
             "epochs": 3,
             "tokens_per_batch": 512,
+            "evaluate_every": 0,
             "validate_every": 10,
             "save_every": 10,
         }
@@ -141,25 +142,24 @@ def test_a_time_limit_shortens_the_schedule(run: Train) -> None:
     assert listener.fractions[-1] == 1.0
 
 
-def test_a_batch_without_a_trained_token_is_skipped_and_counted(
+def test_a_step_without_a_trained_token_is_skipped_and_counted(
     run: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = train_module._documents
-    calls: list[int] = []
+    """C12: a loss of exactly 0 has no gradient."""
+    emptied: list[int] = []
 
-    def emptied(documents, states):
-        result = original(documents, states)
-        calls.append(1)
-        if len(calls) == 2:
-            for document in result:
-                document.mask.zero_()
-        return result
+    def with_an_empty_mask(directory: str) -> Prepared:
+        prepared = load_prepared(directory)
+        emptied.append(int((~prepared.validation).nonzero()[0]))
+        prepared.document(emptied[0])[1].zero_()  # a view of the whole mask
+        return prepared
 
-    monkeypatch.setattr(train_module, "_documents", emptied)
+    monkeypatch.setattr(train_module, "load_prepared", with_an_empty_mask)
     listener = Listener()
-    result = run(listener, epochs=1, hidden_states="online")
+    result = run(listener, epochs=1, hidden_states="online", tokens_per_batch=1)
     assert any("without a trained token" in note for note in listener.notes)
     assert result.steps > 0
+    assert [v["skipped"] for v in listener.steps.values() if "skipped" in v][-1] == 1
 
 
 def test_a_loss_that_is_no_number_stops_with_a_sentence(run: Train, tmp_path: Path) -> None:

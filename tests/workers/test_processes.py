@@ -28,7 +28,7 @@ sys.stdin.readline()
 """
 _DIES_WITH_PARENT = """
 import time
-from workers.processes import die_with_parent
+from speculators_core.lifeline import die_with_parent
 die_with_parent()
 print(1, flush=True)
 time.sleep(60)
@@ -42,7 +42,7 @@ print(child.pid, flush=True)
 sys.stdin.readline()
 """
 _CHILD_OF_ANOTHER = """
-from workers.processes import die_with_parent
+from speculators_core.lifeline import die_with_parent
 die_with_parent(parent=1 << 30)
 print("alive")
 """
