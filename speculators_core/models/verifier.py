@@ -2,6 +2,10 @@
 
 States are named "after k layers": 0 is the embedding output, k the output of layer k-1, n the
 state before the final norm. That is what EAGLE, speculators and vLLM feed to a draft.
+
+Families differ in what they call their layers and final norm, in what they do to the product of
+the head (`logit_rule`), and in where a multimodal wrapper keeps its language model. Sliding windows
+and other masks are `transformers`' own. What can't be computed exactly is refused by name.
 """
 
 from __future__ import annotations
@@ -16,11 +20,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from speculators_core.config import read_json
 from speculators_core.errors import CheckpointError, PairingError
+from speculators_core.models.logit_rule import LogitRule, rule_of
 from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 
 _TEXT_MODEL = {
@@ -28,7 +39,10 @@ _TEXT_MODEL = {
     r"^language_model\.lm_head\.": "lm_head.",
     r"^model\.language_model\.": "model.",
 }  # how multimodal wrappers call the weights of their language model
+_LAYERS = ("layers", "h")
+_NORMS = ("norm", "final_layernorm", "final_layer_norm", "embedding_norm", "norm_f", "ln_f")
 _HEAD_TOLERANCE = 0.02  # of the largest logit: rounding of bfloat16 stays well below
+_EXACT_TOLERANCE = 1e-3  # the same in float32
 
 
 @dataclass(frozen=True)
@@ -64,16 +78,35 @@ class Verifier:
         head: Tensor = self.model.get_output_embeddings().weight
         return head
 
+    @cached_property
+    def stack(self) -> nn.Module:
+        """Embedding, layers and final norm: the model without its head (and its eyes)."""
+        found = _text_stack(self.model)
+        assert found is not None, "looked at when it was loaded"
+        return found
+
     @property
     def final_norm(self) -> nn.Module:
         """Applied to the state after n layers before `lm_head`."""
-        norm: nn.Module = self.model.base_model.norm
+        norm = _named(self.stack, _NORMS)
+        assert norm is not None
         return norm
 
     @property
     def layers(self) -> nn.ModuleList:
-        layers: nn.ModuleList = self.model.base_model.layers
+        """Empty where only the ends of the model were loaded."""
+        layers = _named(self.stack, _LAYERS)
+        assert isinstance(layers, nn.ModuleList)
         return layers
+
+    @cached_property
+    def logit_rule(self) -> LogitRule:
+        """What the family does to the product of its head."""
+        return rule_of(self.model.config.get_text_config())
+
+    def logits(self, final: Tensor) -> Tensor:
+        """[.., V]: the verifier's own logits from its states [.., H] after the last layer."""
+        return self.logit_rule(self.final_norm(final) @ self.lm_head.T)
 
     @contextmanager
     def watching(self, after_layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
@@ -110,24 +143,35 @@ class Verifier:
     def states(self, ids: Tensor, after_layers: Sequence[int]) -> dict[int, Tensor]:
         """States [B, S, H] of whole rows of tokens [B, S] (padding behind is harmless)."""
         with self.watching(after_layers) as seen:
-            self.model.base_model(ids, use_cache=False)
+            self.stack(ids, use_cache=False)
+        for k, state in seen.items():
+            if state.shape != (*ids.shape, self.facts.hidden_size):
+                raise PairingError(
+                    f"{type(self.model).__name__} has states of shape {list(state.shape)} after "
+                    f"{k} layers, expected {[*ids.shape, self.facts.hidden_size]}",
+                    where=self.facts.path,
+                    hint="EAGLE-3 needs one state of the hidden size a token",
+                )
         return dict(seen)
 
     @torch.no_grad()
     def check_head(self) -> None:
-        """Raise `PairingError` unless the logits are `lm_head` times the normed last state: some
-        models scale or cap them, and a draft trained on the bare product would be wrong."""
+        """Raise `PairingError` unless `logits` of the last state are the model's own: a family
+        may do something to them that `logit_rule` does not know, and a draft would learn it
+        wrong."""
         last = len(self.layers)
         ids = torch.arange(min(8, self.facts.vocab_size), device=self.device)[None]
         with self.watching([last]) as seen:
             shown = self.model(ids, use_cache=False).logits.float()
-        product = (self.final_norm(seen[last]) @ self.lm_head.T).float()
-        furthest = float((shown - product).abs().max())
-        if furthest > _HEAD_TOLERANCE * float(product.abs().max()):
+        ours = self.logits(seen[last]).float()
+        exact = self.model.dtype == torch.float32
+        furthest = float((shown - ours).abs().max())
+        if furthest > (_EXACT_TOLERANCE if exact else _HEAD_TOLERANCE) * float(ours.abs().max()):
             raise PairingError(
-                f"the verifier's logits differ from its head's by up to {furthest:.3g}",
+                f"{type(self.model).__name__} does something to its logits that training does not "
+                f"know: they differ from its head's by up to {furthest:.3g}",
                 where=self.facts.path,
-                hint="scaled or capped logits are not supported in training yet",
+                hint="known are scaled logits (Cohere, Granite, Falcon-H1) and capped ones (Gemma)",
             )
 
     @cached_property
@@ -137,7 +181,7 @@ class Verifier:
         directory = Path(self.facts.path)
         digest = hashlib.sha256((self.facts.tokenizer_fingerprint or "").encode())
         digest.update((directory / "config.json").read_bytes())
-        for file in sorted(directory.glob("*.safetensors")):
+        for file in sorted((*directory.glob("*.safetensors"), *directory.glob("*.bin"))):
             size = file.stat().st_size
             digest.update(f"{file.name}:{size}".encode())
             with file.open("rb") as weights:
@@ -156,47 +200,109 @@ def fastest() -> tuple[torch.device, torch.dtype]:
 
 
 def load_verifier(
-    path: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    path: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    ends_only: bool = False,
 ) -> Verifier:
     """Load a model directory; of a multimodal wrapper, its language model. No code from the
-    directory is run, no hub is asked. Raises `CheckpointError` where weights are missing, which
-    would otherwise be random.
+    directory is run, no hub is asked. A quantised model is run as it is.
+
+    `ends_only` leaves the layers out: embedding, final norm and head are all that training needs
+    when the states come from elsewhere. Raises `CheckpointError` where weights are missing, which
+    would otherwise be random, and for models that can't be run or watched here, by their name.
     """
     facts = read_verifier(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(facts.path, local_files_only=True)
-        model, found = AutoModelForCausalLM.from_pretrained(
-            facts.path,
-            dtype=dtype,
-            local_files_only=True,
-            output_loading_info=True,
-            **_text_model(facts.path),
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise CheckpointError(
-            f"the verifier can't be loaded: {str(error).splitlines()[0]}",
-            where=facts.path,
-            hint="it needs config.json, weights in safetensors and a tokenizer",
-        ) from error
-    if missing := sorted(found["missing_keys"]):
+        model, missing = _load(facts, dtype, ends_only)
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        raise _not_loaded(facts, error) from error
+    if missing:
         raise CheckpointError(
             f"the verifier's weights lack {missing[0]} ({len(missing)} in all are missing)",
             where=facts.path,
             hint="is the download complete? are the names those of a causal language model?",
         )
-    base = model.base_model
-    if not hasattr(base, "layers") or not hasattr(base, "norm"):
-        raise CheckpointError(
-            f"{type(model).__name__} does not show its layers and final norm",
+    verifier = Verifier(model.to(device).eval().requires_grad_(False), tokenizer, facts)
+    _check_watchable(verifier)
+    return verifier
+
+
+def _load(
+    facts: VerifierFacts, dtype: torch.dtype, ends_only: bool
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model, and the names of weights that it lacks."""
+    config = AutoConfig.from_pretrained(facts.path, local_files_only=True)
+    inner = read_json(Path(facts.path) / "config.json").get("text_config")
+    kind: Any = AutoModelForCausalLM
+    mapping = {}
+    if isinstance(inner, dict) and inner.get("model_type"):
+        text = config.get_text_config()
+        if type(text) in AutoModelForCausalLM._model_mapping:
+            text.tie_word_embeddings = inner.get("tie_word_embeddings", config.tie_word_embeddings)
+            config, mapping = text, {"key_mapping": _TEXT_MODEL}
+        else:  # a language model that can't stand alone: the wrapper, whose eyes stay shut
+            kind = AutoModelForImageTextToText
+    if ends_only:
+        text = config.get_text_config()
+        text.num_hidden_layers = 0
+        if getattr(text, "layer_types", None):
+            text.layer_types = []
+    model, found = kind.from_pretrained(
+        facts.path,
+        config=config,
+        dtype=dtype,
+        local_files_only=True,
+        output_loading_info=True,
+        **mapping,
+    )
+    return model, sorted(found["missing_keys"])
+
+
+def _not_loaded(facts: VerifierFacts, error: Exception) -> CheckpointError:
+    said = str(error).strip().splitlines()[0]
+    if facts.quantization:
+        return CheckpointError(
+            f"the verifier is quantised with {facts.quantization}, which can't be run here: {said}",
             where=facts.path,
-            hint="EAGLE-3 needs a decoder-only model of the Llama shape",
+            hint="install what transformers asks for, or use the model that was quantised",
         )
-    return Verifier(model.to(device).eval().requires_grad_(False), tokenizer, facts)
+    return CheckpointError(
+        f"the verifier can't be loaded: {said}",
+        where=facts.path,
+        hint="it needs config.json, weights in safetensors and a tokenizer",
+    )
 
 
-def _text_model(path: str) -> dict[str, Any]:
-    """What loads the language model of a multimodal wrapper; nothing for an ordinary model."""
-    inner = read_json(Path(path) / "config.json").get("text_config")
-    if not isinstance(inner, dict) or not inner.get("model_type"):
-        return {}
-    return {"config": AutoConfig.for_model(**inner), "key_mapping": _TEXT_MODEL}
+def _check_watchable(verifier: Verifier) -> None:
+    """Raise unless layers, final norm and a head of plain numbers can be found."""
+    name, where = type(verifier.model).__name__, verifier.facts.path
+    if _text_stack(verifier.model) is None:
+        raise CheckpointError(
+            f"{name} does not show its layers and final norm",
+            where=where,
+            hint="EAGLE-3 needs a decoder-only model",
+        )
+    head = verifier.model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.ndim != 2:
+        how = verifier.facts.quantization or "something that is not a matrix of numbers"
+        raise CheckpointError(
+            f"the head of {name} is quantised with {how}: a draft's targets need its rows",
+            where=where,
+            hint="use a model whose lm_head was left alone",
+        )
+
+
+def _text_stack(model: PreTrainedModel) -> nn.Module | None:
+    """The module that holds both layers and final norm; a wrapper's language model first."""
+    candidates = (model.get_decoder(), *model.modules())
+    fits = (m for m in candidates if _named(m, _NORMS) is not None)
+    return next((m for m in fits if isinstance(_named(m, _LAYERS), nn.ModuleList)), None)
+
+
+def _named(module: nn.Module | None, names: Sequence[str]) -> nn.Module | None:
+    children = dict(module.named_children()) if module is not None else {}
+    return next((children[name] for name in names if children.get(name) is not None), None)

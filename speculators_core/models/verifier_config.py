@@ -13,6 +13,24 @@ from speculators_core.errors import CheckpointError
 from speculators_core.model_config import read_model_config
 from speculators_core.untrusted import is_here, open_regular
 
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma": {"tie_word_embeddings": True, "head_dim": 256},
+    "gemma2": {"tie_word_embeddings": True, "head_dim": 256, "sliding_window": 4096},
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1e6,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    },
+}
+"""What config.json may leave out because transformers fills it in, where that differs from what
+all others mean by leaving it out (Google's Gemma 3 leaves out most)."""
+
+_NOT_LLAMA = frozenset({"partial_rotary_factor", "mrope_section", "mrope_interleaved"})
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
 
@@ -35,6 +53,10 @@ class VerifierFacts(BaseModel):
     max_position_embeddings: int
     rope_parameters: dict[str, Any]
     tie_word_embeddings: bool
+    quantization: str | None
+    """How the weights are quantised, by the name that its tool gives it."""
+    sliding_window: int | None
+    """Tokens that sliding layers look back, where there are such layers."""
     tokenizer_fingerprint: str | None
 
 
@@ -60,12 +82,14 @@ def read_verifier(path: str | Path) -> VerifierFacts:
         )
     inner = outer.get("text_config")
     values = {**outer, **inner} if isinstance(inner, dict) else outer
+    family = str(values.get("model_type", ""))
+    values = {**_DEFAULTS.get(family, {}), **values}
     heads = _integer(values, "num_attention_heads", directory)
     hidden = _integer(values, "hidden_size", directory)
     return VerifierFacts(
         path=str(directory),
         architectures=outer.get("architectures") or values.get("architectures") or [],
-        model_type=str(values.get("model_type", "")),
+        model_type=family,
         hidden_size=hidden,
         num_hidden_layers=_integer(values, "num_hidden_layers", directory),
         vocab_size=_integer(values, "vocab_size", directory),
@@ -77,6 +101,8 @@ def read_verifier(path: str | Path) -> VerifierFacts:
         max_position_embeddings=_integer(values, "max_position_embeddings", directory),
         rope_parameters=_rope(values),
         tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
+        quantization=_quantization(values),
+        sliding_window=_sliding_window(values),
         tokenizer_fingerprint=tokenizer_fingerprint(directory),
     )
 
@@ -98,6 +124,23 @@ def tokenizer_fingerprint(directory: Path) -> str | None:
     return digest.hexdigest() if found else None
 
 
+def _quantization(values: dict[str, Any]) -> str | None:
+    block = values.get("quantization_config")
+    if not isinstance(block, dict):
+        return None
+    return str(block.get("quant_method") or "an unnamed method")
+
+
+def _sliding_window(values: dict[str, Any]) -> int | None:
+    """None where no layer slides: Qwen 2 names a window and does not use it."""
+    window = values.get("sliding_window")
+    kinds = values.get("layer_types")
+    unused = values.get("use_sliding_window") is False
+    if isinstance(kinds, list) and "sliding_attention" not in kinds:
+        unused = True
+    return window if isinstance(window, int) and not unused else None
+
+
 def _inner(values: dict[str, Any]) -> str:
     """The field of the MLP's width; a mixture of experts may have that of one expert alone."""
     fields = ("intermediate_size", "moe_intermediate_size")
@@ -116,5 +159,12 @@ def _integer(values: dict[str, Any], field: str, directory: Path) -> int:
 
 
 def _rope(values: dict[str, Any]) -> dict[str, Any]:
-    """A config that names no base means 10000, as transformers reads it."""
-    return rope_parameters({"rope_theta": 10000.0, **values}) or {}
+    """A config that names no base means 10000, as transformers reads it. Of a family with two
+    kinds of layers (Gemma 3) the positions of those that see everything; what a Llama's layer, as
+    a draft has, does not know is left out."""
+    given = values.get("rope_parameters")
+    if isinstance(given, dict) and isinstance(given.get("full_attention"), dict):
+        values = {**values, "rope_parameters": given["full_attention"]}
+    found = rope_parameters({"rope_theta": 10000.0, **values}) or {}
+    known = {name: value for name, value in found.items() if name not in _NOT_LLAMA}
+    return {"rope_theta": float(values.get("rope_theta") or 10000.0), **known}
