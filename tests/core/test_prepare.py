@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from speculators_core.data import prepare as module
 from speculators_core.data.prepare import load_prepared, prepare, prepared_key
+from speculators_core.data.samples import read_facts, read_sample
 from speculators_core.errors import Conflict, DataError, Stopped
 from speculators_core.params import PrepareParams
 from speculators_core.vocabulary import check_vocab_map
@@ -154,3 +159,233 @@ def test_a_truncated_file_is_reported(tmp_path: Path, tiny_verifier: Path) -> No
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(DataError, match="can't be read"):
         load_prepared(place)
+
+
+def test_b8_a_killed_preparation_goes_on_and_ends_like_one_that_was_not(
+    tmp_path: Path, tiny_verifier: Path
+) -> None:
+    file = write_chats(tmp_path / "c.jsonl", count=20)
+    code = f"""
+import os, signal
+from pathlib import Path
+from speculators_core.data import prepare as module
+from speculators_core.data.tokenise import Tokeniser
+from speculators_core.params import PrepareParams
+module.ROWS_A_PART, write, made = 1, Tokeniser.write, []
+def counted(self, rows, file):
+    if len(made) == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    made.append(file)
+    write(self, rows, file)
+Tokeniser.write = counted
+values = {params(file, tiny_verifier).model_dump(mode="json")!r}
+module.prepare(PrepareParams.model_validate(values), Path({str(tmp_path / "out")!r}))
+"""
+    killed = subprocess.run([sys.executable, "-c", code], timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL and not (tmp_path / "out").exists()
+    (parts,) = tmp_path.glob(".out.*.parts")
+    assert len(list(parts.glob("*.part"))) == 7
+    stamps = {part: part.stat().st_mtime_ns for part in parts.glob("*.part")}
+    seen = []
+
+    class Watching(Listener):
+        def update(self, fraction: float | None, text: str, eta_s: float | None = None) -> None:
+            seen.append({p: p.stat().st_mtime_ns for p in stamps if p.exists()})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ROWS_A_PART", 1)
+        prepare(params(file, tiny_verifier), tmp_path / "out", Watching())
+    assert seen[-2] == stamps, "what was made is not made again"
+    prepare(params(file, tiny_verifier), tmp_path / "whole")
+    for name in ("tokens.safetensors", "texts.json", "meta.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    rows = [read_sample(tmp_path / "out", i).source for i in range(20)]
+    assert len(set(rows)) == 20
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_stopped_preparation_goes_on_and_one_of_other_data_is_cleared(
+    tmp_path: Path, tiny_verifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROWS_A_PART", 4)
+    file = write_chats(tmp_path / "c.jsonl")
+    with pytest.raises(Stopped, match="after 8 rows"):
+        prepare(params(file, tiny_verifier), tmp_path / "out", Listener(lambda me: me.asked > 2))
+    assert len(list(tmp_path.glob(".out.*.parts"))) == 1
+    prepare(params(file, tiny_verifier, seq_length=50), tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c.jsonl", "out"]
+
+
+def test_two_processes_do_not_prepare_the_same_data_at_once(
+    tmp_path: Path, tiny_verifier: Path
+) -> None:
+    now, out = params(write_chats(tmp_path / "c.jsonl"), tiny_verifier), tmp_path / "out"
+    with (
+        module._working_directory(out, prepared_key(now)),
+        pytest.raises(Conflict, match="another process"),
+    ):
+        prepare(now, out)
+    assert prepare(now, out).samples == 40
+
+
+def test_data_that_change_while_they_are_read_are_refused(
+    tmp_path: Path, tiny_verifier: Path
+) -> None:
+    file = write_chats(tmp_path / "c.jsonl")
+
+    def edit(me: Listener) -> bool:
+        with file.open("a") as lines:
+            lines.write(json.dumps({"prompt": "more"}) + "\n")
+        return False
+
+    with pytest.raises(DataError, match="changed while they were read"):
+        prepare(params(file, tiny_verifier), tmp_path / "out", Listener(edit))
+    assert [p.name for p in tmp_path.iterdir()] == ["c.jsonl"]
+
+
+def test_b16_fewer_tokens_than_the_draft_vocabulary_are_filled_up(
+    tmp_path: Path, tiny_verifier: Path
+) -> None:
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLM"  # 39, and the end of turn
+    file = tmp_path / "c.jsonl"
+    file.write_text(json.dumps({"prompt": "?", "answer": letters}) + "\n")
+    result = prepare(params(file, tiny_verifier, draft_vocab_size=64), tmp_path / "out")
+    prepared = load_prepared(tmp_path / "out")
+    ids = prepared.kept.nonzero().flatten().tolist()
+    written = set(prepared.ids[prepared.mask].tolist())
+    assert len(written) == 40 and written < set(ids)
+    assert len(ids) == result.draft_vocab_size == 64 and ids == sorted(set(ids))
+    assert result.coverage == read_facts(tmp_path / "out").coverage == 1.0
+    with pytest.raises(DataError, match="257 is larger than the verifier's 256"):
+        prepare(params(file, tiny_verifier, draft_vocab_size=257), tmp_path / "other")
+
+
+def test_b3_a_template_that_shows_no_answers_stops_the_work(
+    tmp_path: Path, tiny_verifier: Path
+) -> None:
+    verifier = shutil.copytree(tiny_verifier, tmp_path / "verifier")
+    (verifier / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m['content'] | upper }}{% endfor %}"
+    )
+    with pytest.raises(DataError, match="40 × the template alters the answer"):
+        prepare(params(write_chats(tmp_path / "c.jsonl"), verifier), tmp_path / "out")
+
+
+def test_b5_strange_orders_of_turns_are_prepared_or_counted(
+    tmp_path: Path, tiny_verifier: Path
+) -> None:
+    def turns(*found: tuple[str, str]) -> dict:
+        return {"messages": [{"role": role, "content": content} for role, content in found]}
+
+    rows = [
+        turns(("user", "one"), ("user", "two"), ("assistant", "both")),
+        turns(("assistant", "welcome"), ("user", "hi"), ("assistant", "hello")),
+        turns(("user", "look"), ("assistant", "calling"), ("tool", "42"), ("assistant", "42")),
+        turns(("user", "q"), ("assistant", "")),
+        turns(("system", "be kind")),
+        {"conversations": []},
+        {"prompt": "half a pair: \ud800", "answer": "x"},
+    ]
+    file = tmp_path / "c.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    result = prepare(params(file, tiny_verifier), tmp_path / "out")
+    assert result.samples == 3
+    assert result.skipped == {
+        "an empty answer": 1,
+        "no assistant turn": 2,
+        "text that is no Unicode": 1,
+    }
+    said = "".join(t.text for t in read_sample(tmp_path / "out", 1).tokens if t.trained)
+    assert said == "welcome<|im_end|>hello<|im_end|>"
+
+
+def test_a_row_of_no_layout_names_file_row_and_keys(tmp_path: Path, tiny_verifier: Path) -> None:
+    file = write_chats(tmp_path / "c.jsonl", count=2)
+    with file.open("a") as lines:
+        lines.write('{"id": 1, "body": "x"}\n')
+    with pytest.raises(DataError, match="found the keys id, body") as caught:
+        prepare(params(file, tiny_verifier), tmp_path / "out")
+    assert caught.value.where == f"{file}:3" and "conversations" in str(caught.value.hint)
+
+
+def test_text_trains_all_but_the_first_token_of_each_stretch_and_needs_no_template(
+    tmp_path: Path, tiny_verifier: Path
+) -> None:
+    verifier = shutil.copytree(tiny_verifier, tmp_path / "verifier")
+    (verifier / "chat_template.jinja").unlink()
+    file = tmp_path / "t.jsonl"
+    file.write_text(json.dumps({"text": "a" * 25}) + "\n" + json.dumps({"text": "b"}))
+    result = prepare(params(file, verifier, seq_length=10), tmp_path / "out")
+    prepared = load_prepared(tmp_path / "out")
+    assert prepared.lengths.tolist() == [10, 10, 5]
+    assert result.masked_tokens == 22 and result.skipped == {"text without two tokens": 1}
+    facts = read_facts(tmp_path / "out")
+    assert "plain text" in facts.masked_by and facts.template_sha256 is None
+
+
+def test_weights_take_a_seeded_share_of_each_source_and_repeat_rows(
+    tmp_path: Path, tiny_verifier: Path
+) -> None:
+    files = [write_chats(tmp_path / f"{i}.jsonl", count=100, seed=i) for i in range(2)]
+
+    def taken(**changes: object) -> list[str]:
+        values = {"data": [str(f) for f in files], "verifier": str(tiny_verifier)}
+        now = PrepareParams.model_validate({**values, "draft_vocab_size": 64, **changes})
+        out = tmp_path / prepared_key(now)
+        prepare(now, out)
+        made.append(out)
+        return [read_sample(out, i).source for i in range(read_facts(out).samples)]
+
+    made: list[Path] = []
+    rows = taken(weights=[0.3, 2.5])
+    first = [row for row in rows if row.startswith(str(files[0]))]
+    second = [row for row in rows if row not in first]
+    assert 15 <= len(first) == len(set(first)) <= 45  # 30 ± 3 sigma
+    assert 235 <= len(second) <= 265 and len(set(second)) == 100
+    facts = read_facts(made[0])
+    assert [(s.weight, s.rows, s.samples) for s in facts.sources] == [
+        (0.3, 100, len(first)),
+        (2.5, 100, len(second)),
+    ]
+    assert taken(weights=[0.3, 2.5], seed=1) != rows
+    chosen = load_prepared(made[0]).validation.tolist()
+    sides = {(row, side) for row, side in zip(rows, chosen, strict=True)}
+    assert len(sides) == len(set(rows)), "copies of a row are on one side of the split"
+    with pytest.raises(ValueError, match="1 weights for 2 sources"):
+        taken(weights=[1])
+
+
+def test_several_processes_make_what_one_makes(
+    tmp_path: Path, tiny_verifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_chats(tmp_path / "c.jsonl")
+    prepare(params(file, tiny_verifier), tmp_path / "one")
+    monkeypatch.setattr(module, "ROWS_A_PART", 8)
+    monkeypatch.setattr(module, "_WORTH_PROCESSES", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    prepare(params(file, tiny_verifier), tmp_path / "several")
+    one, several = (tmp_path / name / "tokens.safetensors" for name in ("one", "several"))
+    assert one.read_bytes() == several.read_bytes()
+    with file.open("a") as lines:
+        lines.write('{"id": 1}\n')
+    with pytest.raises(DataError, match="found the keys id") as caught:
+        prepare(params(file, tiny_verifier), tmp_path / "wrong")
+    assert caught.value.where == f"{file}:41"
+
+
+def test_the_choice_of_thinking_is_part_of_the_key_and_of_the_facts(
+    tmp_path: Path, tiny_verifier: Path
+) -> None:
+    verifier = shutil.copytree(tiny_verifier, tmp_path / "verifier")
+    template = verifier / "chat_template.jinja"
+    switch = "{% if enable_thinking is defined and enable_thinking %}{{ ' ' }}{% endif %}"
+    template.write_text(template.read_text() + switch)
+    file = write_chats(tmp_path / "c.jsonl")
+    seen = set()
+    for thinking in (None, True, False):
+        now = params(file, verifier, enable_thinking=thinking)
+        prepare(now, tmp_path / str(thinking))
+        facts = read_facts(tmp_path / str(thinking))
+        assert facts.enable_thinking is thinking
+        seen.add(facts.key)
+    assert len(seen) == 3
