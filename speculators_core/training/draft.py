@@ -25,7 +25,6 @@ from speculators_core.params import NEW_DRAFT, TrainParams
 from speculators_core.training import warm_start
 
 _STD = 0.02
-_CLOSE = 1e-2  # relative; rounding of bfloat16 stays well below
 
 
 def aux_layers(params: TrainParams, facts: VerifierFacts) -> list[int]:
@@ -92,9 +91,10 @@ def build_draft(params: TrainParams, verifier: Verifier, prepared: Prepared) -> 
     """The draft on the verifier's device, in float32, in train mode.
 
     A new one has the data's vocabulary map; embedding, final norm and, unless switched off, the
-    head start as the verifier's, the rest is drawn from N(0, 0.02²), seeded. One that is trained
-    further has its own weights and its own vocabulary. The embedding is trained, frozen or the
-    verifier's very tensor, as asked.
+    head start as the verifier's, the rest is drawn from N(0, 0.02²), seeded. The embedding is the
+    bare table: where a family scales it on its way in (Gemma), the draft's input norm undoes that,
+    and vLLM lends a draft the bare table too. One that is trained further has its own weights and
+    vocabulary. The embedding is trained, frozen or the verifier's very tensor, as asked.
     """
     draft = Eagle3Draft(draft_config(params, verifier.facts, int(prepared.kept.sum()))).float()
     if params.start_from:
@@ -115,28 +115,19 @@ def _fill(draft: Eagle3Draft, params: TrainParams, verifier: Verifier, prepared:
             if isinstance(module, nn.Linear):
                 module.weight.normal_(std=_STD)
     draft.embed_tokens.weight.copy_(verifier.embedding)
-    draft.norm.weight.copy_(norm_scale(verifier))
+    draft.norm.weight.copy_(_norm_scale(verifier))
     if params.lm_head_from_verifier is not False:
-        draft.lm_head.weight.copy_(verifier.lm_head[prepared.kept.to(verifier.device)])
+        rows = verifier.lm_head[prepared.kept.to(verifier.device)]
+        draft.lm_head.weight.copy_(rows * verifier.logit_rule.scale)
     if draft.config.has_vocab_map:
         draft.set_vocab_map(prepared.kept)
 
 
-def norm_scale(verifier: Verifier) -> Tensor:
-    """What the verifier's final norm multiplies by, [H]: its weight, or 1 + weight where its
-    family means that (Gemma). Told by what the norm does to a vector of ones, whose own norm is 1.
-
-    Raises `PairingError` for a norm that does something else.
+def _norm_scale(verifier: Verifier) -> Tensor:
+    """What the verifier's final norm multiplies by, [H], whatever its family calls that: a weight,
+    1 + weight (Gemma). Told by what it does to vectors of norm 1 and mean 0; a bias cancels out.
     """
-    norm = verifier.final_norm
-    weight = getattr(norm, "weight", None)
-    if isinstance(weight, Tensor):
-        done = norm(torch.ones_like(weight)[None])[0].float()
-        for scale in (weight.float(), 1 + weight.float()):
-            if torch.allclose(done, scale, rtol=_CLOSE, atol=_CLOSE):
-                return scale
-    raise PairingError(
-        f"the verifier's final norm ({type(norm).__name__}) is no RMS norm",
-        where=verifier.facts.path,
-        hint="an EAGLE-3 draft ends in one, and takes the verifier's for its beginning",
-    )
+    signs = torch.ones_like(verifier.embedding[0])
+    signs[1::2] = -1
+    above, below = verifier.final_norm(torch.stack([signs, -signs])).float()
+    return (above - below) / 2 * signs
