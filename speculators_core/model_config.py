@@ -42,7 +42,15 @@ _TYPES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
     (
         "an object",
         lambda value: isinstance(value, dict),
-        ("eagle_config", "dflash_config", "rope_scaling", "rope_parameters", *_NESTED),
+        (
+            *("eagle_config", "dflash_config", "speculators_config"),
+            *("rope_scaling", "rope_parameters", *_NESTED),
+        ),
+    ),
+    (
+        "true or false",
+        lambda value: isinstance(value, bool),
+        ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "embed_requires_grad"),
     ),
     (
         f"an integer from 0 to below {_LARGEST}",
@@ -68,6 +76,23 @@ def read_model_config(directory: Path) -> dict[str, Any]:
     values = read_json(file)
     _check(values, str(file))
     return values
+
+
+def positive(
+    values: Mapping[str, Any],
+    field: str,
+    directory: Path,
+    hint: str = "correct config.json, or ask where the checkpoint came from",
+) -> int:
+    """A size that a config has to have. Raises `CheckpointError` where it is missing or 0."""
+    value = values.get(field)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CheckpointError(
+            f"{field} should be a positive integer, found {value!r}",
+            where=f"{directory / 'config.json'}: {field}",
+            hint=hint,
+        )
+    return value
 
 
 def _check(values: Mapping[str, Any], where: str) -> None:

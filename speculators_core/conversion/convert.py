@@ -70,7 +70,7 @@ def convert(
         output=str(output),
         report=str(output / REPORT),
         validation=validation,
-        deployable=deployable(inspection, validation),
+        deployable=deployable(plan.config, inspection, validation),
         doubts=inspection.doubts,
         warnings=inspection.warnings,
     )

@@ -20,26 +20,27 @@ from speculators_core.conversion.pairing import (
     tokenizer_warnings,
     verifier_block,
 )
-from speculators_core.conversion.plain import block_of, flat_config, positive
 from speculators_core.conversion.plan import Doubt, Inspection, Plan, TensorRow
 from speculators_core.conversion.rope import put_rope
+from speculators_core.conversion.sizes import flat_config
 from speculators_core.conversion.source import Source
 from speculators_core.conversion.target import Fields
 from speculators_core.errors import CheckpointError, InputError
+from speculators_core.model_config import positive
 from speculators_core.models.dflash_config import SHARED, SLIDING, DFlashConfig
 from speculators_core.models.verifier_config import VerifierFacts
 from speculators_core.params import ConvertParams
 
-_IDS = "aux_hidden_state_layer_ids"
+IDS = "aux_hidden_state_layer_ids"
 _BODY = frozenset({"fc.weight", "hidden_norm.weight", "norm.weight"})
 _BLOCK = frozenset({"mask_token_id", "target_layer_ids", "block_size", "causal"})
-_OURS = frozenset(
+OTHERWISE_SAID = frozenset(
     {"architectures", "auto_map", "block_size", "dflash_config", "num_target_layers", "dtype"}
     | {"torch_dtype", "transformers_version", "target_hidden_size", "text_config"}
     | {"rope_theta", "rope_scaling", "rope_parameters", "is_neox_style", "is_causal"}
 )
 _ELSEWHERE = "serve the checkpoint as it is with vLLM, which reads z-lab's own layout"
-_MIXED = (
+MIXED = (
     "some layers look back over a window, causal within a block, and others over everything, not "
     "causal: speculators means just that, but vLLM 0.32 takes such a file's layers to be causal all"
 )
@@ -54,23 +55,22 @@ class DFlash:
         config, names = source.config, source.tensors
         if "speculators_model_type" in config:
             return False
-        architectures = config.get("architectures")
-        named = isinstance(architectures, list) and any("DFlash" in str(a) for a in architectures)
+        named = any("DFlash" in name for name in config.get("architectures") or ())
         body = names.keys() >= _BODY and "embed_tokens.weight" not in names
         return "dflash_config" in config or named or body
 
     def plan(self, source: Source, verifier: VerifierFacts | None, params: ConvertParams) -> Plan:
         config, fields = flat_config(source), Fields()
-        block = block_of(config, "dflash_config", source)
+        block = config.get("dflash_config") or {}
         _refuse_variants(config, block, source)
         doubts, warnings = _put_layers(fields, config, source, verifier, params)
         warnings += _put_draft(fields, config, block, source, params)
         about, name_warnings = verifier_block(verifier, params, source)
-        result = _config(fields, about, source)
+        result = dflash_config(fields, about, source)
         if verifier:
-            _check_pairing(result, config, verifier)
+            check_pairing(result, config, verifier)
         if result.mixes_attention:
-            warnings.append(_MIXED)
+            warnings.append(MIXED)
         inspection = Inspection(
             layout=self.name,
             tensors=_rows(result, source),
@@ -116,7 +116,7 @@ def _put_layers(
 ) -> tuple[list[Doubt], list[str]]:
     """The layers' config as the file has it; its rotary base by the same rules as everywhere."""
     for name, value in config.items():
-        if name not in _OURS:
+        if name not in OTHERWISE_SAID:
             fields.put(name, value, "checkpoint")
     return put_rope(fields, config, source, verifier, params)
 
@@ -132,7 +132,7 @@ def _put_draft(
     for name in ("block_size", "target_hidden_size"):
         stated = config.get(name, block.get(name))
         if stated is not None or name == "block_size":
-            fields.put(name, positive({name: stated}, name, source), "checkpoint")
+            fields.put(name, positive({name: stated}, name, source.directory), "checkpoint")
     mask = block.get("mask_token_id")
     if type(mask) is not int:
         raise CheckpointError(
@@ -143,7 +143,7 @@ def _put_draft(
     fields.put("mask_token_id", mask, "checkpoint")
     _put_ids(fields, block, source, params)
     fields.put("draft_vocab_size", config.get("vocab_size"), "checkpoint")
-    _put_block(fields, params)
+    put_block(fields, params)
     # vLLM takes false to mean that all layers are causal within a block, also full attention
     kinds = config.get("layer_types") or []
     fields.put("sliding_window_non_causal", SLIDING not in kinds, "layout")
@@ -152,9 +152,10 @@ def _put_draft(
     return warnings
 
 
-def _put_block(fields: Fields, params: ConvertParams) -> None:
-    """K: what a block has beside its anchor, or fewer where a person says so."""
-    most = fields.found["block_size"].value - 1
+def put_block(fields: Fields, params: ConvertParams, stated: int | None = None) -> None:
+    """K: what a block has beside its anchor, or fewer where a person or the file says so."""
+    anchor = fields.found.get("sample_from_anchor")
+    most = fields.found["block_size"].value - (0 if anchor and anchor.value is True else 1)
     asked = params.speculative_tokens
     if asked is not None and asked > most:
         raise InputError(
@@ -162,7 +163,7 @@ def _put_block(fields: Fields, params: ConvertParams) -> None:
             where="speculative_tokens",
             hint="leave it out, or name fewer",
         )
-    put_drafted(fields, params, most)
+    put_drafted(fields, params, stated or most)
 
 
 def _put_ids(
@@ -171,7 +172,7 @@ def _put_ids(
     """The states that `fc` takes, counted after k layers. z-lab counts 0-based outputs."""
     if params.aux_layers is not None:
         after = counted_after(params.aux_layers, params.aux_convention or "after")
-        fields.put(_IDS, after, "parameter")
+        fields.put(IDS, after, "parameter")
         return
     ids = block.get("target_layer_ids")
     if not isinstance(ids, list) or not ids or any(type(k) is not int or k < 0 for k in ids):
@@ -182,10 +183,11 @@ def _put_ids(
         )
     asked = params.aux_convention
     after = counted_after(ids, asked or "output")
-    fields.put(_IDS, after, "parameter" if asked else "checkpoint")
+    fields.put(IDS, after, "parameter" if asked else "checkpoint")
 
 
-def _config(fields: Fields, verifier: Mapping[str, Any], source: Source) -> DFlashConfig:
+def dflash_config(fields: Fields, verifier: Mapping[str, Any], source: Source) -> DFlashConfig:
+    """The config of the result. Raises `CheckpointError` that names the first bad field."""
     values = {name: field.value for name, field in fields.found.items()}
     k = values.pop("speculative_tokens")
     top = {n: values.pop(n) for n in list(values) if n in DFlashConfig.model_fields}
@@ -203,17 +205,13 @@ def _config(fields: Fields, verifier: Mapping[str, Any], source: Source) -> DFla
     )
 
 
-def _check_pairing(
-    result: DFlashConfig, config: Mapping[str, Any], verifier: VerifierFacts
-) -> None:
+def check_pairing(result: DFlashConfig, config: Mapping[str, Any], verifier: VerifierFacts) -> None:
+    """Raise `PairingError` unless sizes and layer numbers fit; `config` may count the verifier's
+    layers.
+    """
     layers = config.get("num_target_layers")
-    check_sizes(
-        result.vocab_size,
-        result.verifier_hidden_size,
-        layers if isinstance(layers, int) else None,
-        verifier,
-    )
-    check_layers(result.aux_hidden_state_layer_ids, verifier, _IDS)
+    check_sizes(result.vocab_size, result.verifier_hidden_size, layers, verifier)
+    check_layers(result.aux_hidden_state_layer_ids, verifier, IDS)
 
 
 def _rows(config: DFlashConfig, source: Source) -> list[TensorRow]:

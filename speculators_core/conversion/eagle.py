@@ -16,11 +16,12 @@ from speculators_core.conversion.header import TensorInfo
 from speculators_core.conversion.naming import count_layers, rename
 from speculators_core.conversion.options import put_drafted
 from speculators_core.conversion.pairing import check_sizes, tokenizer_warnings
-from speculators_core.conversion.plain import flat_config, origin_of, positive, put_context
 from speculators_core.conversion.plan import Inspection, Origin, Plan, TensorRow
 from speculators_core.conversion.rope import put_rope
+from speculators_core.conversion.sizes import flat_config, origin_of, put_context
 from speculators_core.conversion.source import Source
 from speculators_core.conversion.target import Fields
+from speculators_core.model_config import positive
 from speculators_core.models.eagle_config import EagleConfig
 from speculators_core.models.verifier_config import VerifierFacts
 from speculators_core.params import ConvertParams
@@ -93,9 +94,8 @@ def _put_sizes(
     """
     hidden = fields.put("hidden_size", named["fc.weight"].shape[0], "tensors")
     fields.put("num_hidden_layers", count_layers(dict(named)), "tensors")
-    heads = fields.put(
-        "num_attention_heads", positive(config, "num_attention_heads", source), "checkpoint"
-    )
+    heads = positive(config, "num_attention_heads", source.directory)
+    fields.put("num_attention_heads", heads, "checkpoint")
     stated = config.get("head_dim")
     head_dim = fields.put("head_dim", stated or hidden // heads, origin_of(stated))
     stated = config.get("num_key_value_heads")
@@ -103,7 +103,8 @@ def _put_sizes(
     counted = k_rows.shape[0] // head_dim if k_rows and k_rows.shape and head_dim else heads
     kv_origin: Origin = "tensors" if stated is None else "checkpoint"
     fields.put("num_key_value_heads", stated or counted, kv_origin)
-    fields.put("intermediate_size", positive(config, "intermediate_size", source), "checkpoint")
+    inner = positive(config, "intermediate_size", source.directory)
+    fields.put("intermediate_size", inner, "checkpoint")
     for name, silent in (("rms_norm_eps", _SILENT_EPS), ("hidden_act", "silu")):
         fields.put(name, config.get(name, silent), origin_of(config.get(name)))
     for switch, tensor in _BIASES.items():
@@ -123,7 +124,7 @@ def _put_vocabulary(
     elif config.get("vocab_size") is None and verifier:
         fields.put("vocab_size", verifier.vocab_size, "verifier")
     else:
-        fields.put("vocab_size", positive(config, "vocab_size", source), "checkpoint")
+        fields.put("vocab_size", positive(config, "vocab_size", source.directory), "checkpoint")
 
 
 def _rows(config: EagleConfig, named: Mapping[str, TensorInfo], source: Source) -> list[TensorRow]:

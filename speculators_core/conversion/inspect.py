@@ -15,6 +15,8 @@ from speculators_core.conversion.eagle import Eagle
 from speculators_core.conversion.model_optimizer import ModelOptimizer
 from speculators_core.conversion.mtp import MTPHead
 from speculators_core.conversion.native import Native
+from speculators_core.conversion.native_dflash import NativeDFlash
+from speculators_core.conversion.native_mtp import NativeMTP
 from speculators_core.conversion.options import refuse_ignored
 from speculators_core.conversion.plan import Inspection, Layout, Plan
 from speculators_core.conversion.research import Research
@@ -31,6 +33,8 @@ _UNREAD = "safetensors files come first, and it may hold other weights"
 
 LAYOUTS: tuple[Layout, ...] = (
     Native(),
+    NativeDFlash(),
+    NativeMTP(),
     DFlash(),
     MTPHead(),
     ModelOptimizer(),
@@ -100,21 +104,17 @@ def describe(source: Source) -> str:
     names, config = source.tensors, source.config
     layers = {name.split("layers.")[1].split(".")[0] for name in names if "layers." in name}
     if kind := config.get("speculators_model_type"):
-        return f"a speculators checkpoint of type {kind!r}, of which only 'eagle3' is written anew"
+        return f"a speculators checkpoint of type {kind!r}; eagle3, dflash and mtp are written anew"
     if any(name.startswith("medusa") for name in names):
         return "Medusa heads"
     if not any(name.endswith("fc.weight") for name in names):
+        whose = ", ".join(config.get("architectures") or ()) or "an unnamed model"
         return (
-            f"no fc.weight and no d2t found, but {len(layers)} layers of "
-            f"{', '.join(_architectures(config)) or 'an unnamed model'}: a whole language model? "
+            f"no fc.weight and no d2t found, but {len(layers)} layers of {whose}: a whole language "
+            "model? "
             "(are speculator and verifier swapped?)"
         )
     return (
         "fc.weight is there, but neither a hidden_norm in the first layer (EAGLE-3) nor a width of "
         f"twice its rows (EAGLE-1): {len(names)} tensors, {len(layers)} layers"
     )
-
-
-def _architectures(config: dict[str, object]) -> list[str]:
-    found = config.get("architectures")
-    return [str(name) for name in found] if isinstance(found, list) else []

@@ -11,7 +11,7 @@ from typing import Any
 
 from speculators_core.conversion.aux_layers import IDS, StatedIds, read_ids
 from speculators_core.conversion.naming import is_draft, uses_midlayer
-from speculators_core.conversion.plain import Said, block_of, plan_plain
+from speculators_core.conversion.plain import Said, plan_plain
 from speculators_core.conversion.plan import Plan
 from speculators_core.conversion.source import Source
 from speculators_core.conversion.specforge import ARCHITECTURE
@@ -57,7 +57,7 @@ class ModelOptimizer:
         return bool(switches) or (named and bare)
 
     def plan(self, source: Source, verifier: VerifierFacts | None, params: ConvertParams) -> Plan:
-        block = block_of(source.config, "eagle_config", source)
+        block = source.config.get("eagle_config") or {}
         _check_attention(source)
         _check_switches(block, source)
         warnings = [_TWO_NORMS]

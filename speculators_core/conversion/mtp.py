@@ -25,7 +25,7 @@ from speculators_core.models.verifier_config import VerifierFacts
 from speculators_core.params import ConvertParams
 
 MTP = "mtp."
-_OURS = frozenset({"torch_dtype", "dtype", "transformers_version", "auto_map"})
+OTHERWISE_SAID = frozenset({"torch_dtype", "dtype", "transformers_version", "auto_map"})
 _NAMES = {
     "mtp.fc.": "mtp_layers.0.input_proj.",
     "mtp.norm.": "mtp_layers.0.final_layernorm.",
@@ -34,7 +34,7 @@ _NAMES = {
     "mtp.layers.0.": "mtp_layers.0.",
 }
 """How a prefix in the verifier is called in the speculators format."""
-_SERVED = "vLLM serves an MTP head inside its verifier: put it back with speclab stitch-mtp"
+SERVED = "vLLM serves an MTP head inside its verifier: put it back with speclab stitch-mtp"
 
 
 class MTPHead:
@@ -54,7 +54,7 @@ class MTPHead:
         dtype, warnings = rows.precision(head, "mtp.fc.weight", source)
         fields.put("dtype", dtype, "tensors")
         about, name_warnings = verifier_block(verifier, params, source)
-        config = _config(fields, about, source)
+        config = mtp_config(fields, about, source)
         if verifier:
             layers = config.transformer_layer_config.num_hidden_layers
             check_sizes(config.vocab_size, config.verifier_hidden_size, layers, verifier)
@@ -63,7 +63,7 @@ class MTPHead:
             tensors=[*_rows(config, head, source), *_left_out(source)],
             config=fields.found,
             doubts=[],
-            warnings=[*warnings, _SERVED, *name_warnings],
+            warnings=[*warnings, SERVED, *name_warnings],
         )
         return Plan(inspection, config)
 
@@ -87,13 +87,12 @@ def experts_of(target: str) -> tuple[str, ...] | None:
 
 
 def _text_config(source: Source) -> dict[str, Any]:
-    inner = source.config.get("text_config")
-    return dict(inner) if isinstance(inner, dict) else source.config
+    return source.config.get("text_config") or source.config
 
 
 def _put_layers(fields: Fields, config: Mapping[str, Any]) -> None:
     for name, value in config.items():
-        if name not in _OURS and value is not None:
+        if name not in OTHERWISE_SAID and value is not None:
             fields.put(name, value, "checkpoint")
     partial = config.get("partial_rotary_factor")
     if partial is not None:  # transformers 5 keeps it with the base, transformers 4 beside it
@@ -102,7 +101,8 @@ def _put_layers(fields: Fields, config: Mapping[str, Any]) -> None:
         fields.put(block, rope, "checkpoint")
 
 
-def _config(fields: Fields, verifier: Mapping[str, Any], source: Source) -> MTPConfig:
+def mtp_config(fields: Fields, verifier: Mapping[str, Any], source: Source) -> MTPConfig:
+    """The config of the result. Raises `CheckpointError` that names the first bad field."""
     values = {name: field.value for name, field in fields.found.items()}
     block = {
         "algorithm": "mtp",

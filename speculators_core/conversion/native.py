@@ -8,28 +8,23 @@ file. What the versions say differently: docs/conversion.md. Light: no torch.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from speculators_core.config import LAYER_TYPES
 from speculators_core.conversion.aux_layers import IDS, StatedIds, put_aux_layers, read_ids
 from speculators_core.conversion.header import TensorInfo
 from speculators_core.conversion.naming import rename
-from speculators_core.conversion.options import put_drafted
+from speculators_core.conversion.options import put_drafted, stated_drafted
 from speculators_core.conversion.pairing import check_pairing, pairing_warnings, verifier_block
 from speculators_core.conversion.plain import (
-    block_of,
-    flag,
-    positive,
-    put_context,
     put_dtype,
     put_norms,
-    put_sizes,
-    put_vocabulary,
-    put_widths,
     put_window,
 )
 from speculators_core.conversion.plan import Choice, Doubt, Inspection, Plan
 from speculators_core.conversion.rope import put_rope
+from speculators_core.conversion.sizes import put_context, put_sizes, put_vocabulary, put_widths
 from speculators_core.conversion.source import Source
 from speculators_core.conversion.target import Fields, tensor_rows
 from speculators_core.errors import CheckpointError
@@ -66,7 +61,7 @@ class Native:
         return source.config.get("speculators_model_type") == "eagle3"
 
     def plan(self, source: Source, verifier: VerifierFacts | None, params: ConvertParams) -> Plan:
-        _check_keys(source)
+        check_keys(source, _KNOWN)
         named, fields = rename(source), Fields()
         config, layer = source.config, _layer_config(source)
         _put_layer_type(fields, layer, source, named)
@@ -100,8 +95,9 @@ class Native:
         )
 
 
-def _check_keys(source: Source) -> None:
-    unknown = sorted(source.config.keys() - _KNOWN)
+def check_keys(source: Source, known: Set[str]) -> None:
+    """Raise `CheckpointError` where config.json says something that is none of these."""
+    unknown = sorted(source.config.keys() - known)
     if unknown:
         raise CheckpointError(
             f"config.json has a field {unknown[0]} that no version of the format is known to have",
@@ -112,7 +108,7 @@ def _check_keys(source: Source) -> None:
 
 def _layer_config(source: Source) -> dict[str, Any]:
     """The draft's layers, nulls left out (`convert_to_vllm_ckpt` copies them)."""
-    block = block_of(source.config, "transformer_layer_config", source)
+    block = source.config.get("transformer_layer_config") or {}
     return {name: value for name, value in block.items() if value is not None}
 
 
@@ -141,7 +137,7 @@ def _sizes(config: dict[str, Any]) -> dict[str, Any]:
 
 def _put_residual(fields: Fields, source: Source, params: ConvertParams) -> list[Doubt]:
     """The person's word, then the file's, unless a tool wrote it that writes it into every file."""
-    stated = flag(source.config, _RESIDUAL, source)
+    stated = source.config.get(_RESIDUAL)
     if params.norm_before_residual is not None:
         fields.put(_RESIDUAL, params.norm_before_residual, "parameter")
         return []
@@ -168,16 +164,9 @@ def _made_by_model_optimizer(source: Source) -> bool:
 def _put_rest(
     fields: Fields, config: dict[str, Any], source: Source, params: ConvertParams
 ) -> None:
-    fed_back = flag(config, "norm_output", source)
     if params.norm_output is not None:
         fields.put("norm_output", params.norm_output, "parameter")
     else:
-        fields.put("norm_output", bool(fed_back), "checkpoint")
-    trained = flag(config, "embed_requires_grad", source)
-    fields.put("embed_requires_grad", bool(trained), "checkpoint")
-    block = block_of(config, "speculators_config", source)
-    methods = block.get("proposal_methods")
-    first = methods[0] if isinstance(methods, list) and methods else {}
-    stated = first.get("speculative_tokens") if isinstance(first, dict) else None
-    k = None if stated is None else positive(first, "speculative_tokens", source)
-    put_drafted(fields, params, k)
+        fields.put("norm_output", bool(config.get("norm_output")), "checkpoint")
+    fields.put("embed_requires_grad", bool(config.get("embed_requires_grad")), "checkpoint")
+    put_drafted(fields, params, stated_drafted(source))

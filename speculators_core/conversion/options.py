@@ -4,8 +4,10 @@ refused. Light: no torch.
 
 from __future__ import annotations
 
+from speculators_core.conversion.source import Source
 from speculators_core.conversion.target import Fields
 from speculators_core.errors import InputError
+from speculators_core.model_config import positive
 from speculators_core.params import ConvertParams, InspectParams
 
 _ANY = frozenset({"checkpoint", "verifier", "dtype", "speculative_tokens"})
@@ -28,6 +30,15 @@ def refuse_ignored(params: ConvertParams, algorithm: str) -> None:
                 where=name,
                 hint="leave it out",
             )
+
+
+def stated_drafted(source: Source) -> int | None:
+    """K as a file in speculators format says it."""
+    block = source.config.get("speculators_config") or {}
+    methods = block.get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else {}
+    stated = first.get("speculative_tokens") if isinstance(first, dict) else None
+    return None if stated is None else positive(first, "speculative_tokens", source.directory)
 
 
 def put_drafted(fields: Fields, params: ConvertParams, stated: int | None = None) -> None:

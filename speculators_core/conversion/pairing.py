@@ -63,7 +63,7 @@ def pairing_warnings(
         return []
     warnings = []
     own = stated.get(_CONTEXT)
-    if isinstance(own, int) and own < verifier.max_position_embeddings:
+    if own is not None and own < verifier.max_position_embeddings:
         warnings.append(
             f"the draft was made for {own} positions, its verifier for "
             f"{verifier.max_position_embeddings}: the verifier's are written, so that vLLM serves "
@@ -136,8 +136,7 @@ def without_home(path: str) -> str:
 
 def _said_by(source: Source) -> str | None:
     """The verifier that a speculators config names."""
-    block = source.config.get("speculators_config")
-    verifier = block.get("verifier") if isinstance(block, dict) else None
+    verifier = (source.config.get("speculators_config") or {}).get("verifier")
     name = verifier.get("name_or_path") if isinstance(verifier, dict) else None
     return name if isinstance(name, str) else None
 

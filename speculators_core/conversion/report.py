@@ -83,7 +83,7 @@ class Report:
             "verifier": self.verifier.model_dump(exclude={"path"}) | {"name": self._verifier()},
             **_without_paths(self.inspection.model_dump(mode="json")),
             "validation": self.validation.model_dump(mode="json"),
-            "deployable": deployable(self.inspection, self.validation),
+            "deployable": deployable(self.plan.config, self.inspection, self.validation),
             "serving": self._served().model_dump(exclude={"model"}),
         }
 
@@ -125,7 +125,7 @@ class Report:
             "Licence": self._licence(),
         }
         about = f"{TITLES[config.algorithm]} for {verifier}, "
-        hindered = obstacles(self.inspection, self.validation)
+        hindered = obstacles(config, self.inspection, self.validation)
         return card(
             self.name,
             f"{about}converted from the {self.inspection.layout} layout.",
@@ -145,15 +145,15 @@ class Report:
         )
 
 
-def deployable(inspection: Inspection, validation: Validation) -> bool:
+def deployable(config: DraftConfig, inspection: Inspection, validation: Validation) -> bool:
     """Whether every doubt is settled, no check failed, and the result is served by itself."""
-    return not obstacles(inspection, validation)
+    return not obstacles(config, inspection, validation)
 
 
-def obstacles(inspection: Inspection, validation: Validation) -> list[str]:
+def obstacles(config: DraftConfig, inspection: Inspection, validation: Validation) -> list[str]:
     """What stands between the result and being served, in words."""
     open_ = [f"{d.about} must be settled first" for d in inspection.doubts if d.chosen is None]
-    inside = [_STITCHED] if inspection.layout == "mtp" else []
+    inside = [_STITCHED] if config.algorithm == "mtp" else []
     return open_ + inside + validation.failed
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from speculators_core.conversion.aux_layers import IDS, StatedIds, read_ids
 from speculators_core.conversion.naming import is_draft
-from speculators_core.conversion.plain import Said, block_of, plan_plain
+from speculators_core.conversion.plain import Said, plan_plain
 from speculators_core.conversion.plan import Plan
 from speculators_core.conversion.source import Source
 from speculators_core.models.verifier_config import VerifierFacts
@@ -24,6 +24,6 @@ class Research:
         return "speculators_model_type" not in source.config and is_draft(source)
 
     def plan(self, source: Source, verifier: VerifierFacts | None, params: ConvertParams) -> Plan:
-        block = block_of(source.config, "eagle_config", source)
+        block = source.config.get("eagle_config") or {}
         ids = read_ids(block, IDS, source) or read_ids(source.config, IDS, source)
         return plan_plain(self.name, source, verifier, params, Said(ids=StatedIds(ids)))

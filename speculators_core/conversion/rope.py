@@ -68,13 +68,6 @@ def _stated(config: Mapping[str, Any], source: Source) -> tuple[float | None, di
     """
     where = f"{source.directory / 'config.json'}"
     blocks = [config.get("rope_parameters"), config.get("rope_scaling")]
-    for block in blocks:
-        if block is not None and not isinstance(block, dict):
-            raise CheckpointError(
-                f"rotary parameters should be an object, found {block!r}",
-                where=where,
-                hint="correct rope_parameters or rope_scaling in config.json",
-            )
     whole = {name: v for name, v in (blocks[0] or blocks[1] or {}).items() if v is not None}
     partial = whole.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
     if partial != 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from speculators_core.conversion.aux_layers import IDS, StatedIds, read_ids
 from speculators_core.conversion.naming import is_draft, uses_midlayer
-from speculators_core.conversion.plain import Said, block_of, flag, plan_plain
+from speculators_core.conversion.plain import Said, plan_plain
 from speculators_core.conversion.plan import Choice, Doubt, Plan
 from speculators_core.conversion.source import Source
 from speculators_core.errors import CheckpointError
@@ -42,7 +42,7 @@ class SpecForge:
         return ours and is_draft(source) and uses_midlayer(source)
 
     def plan(self, source: Source, verifier: VerifierFacts | None, params: ConvertParams) -> Plan:
-        block = block_of(source.config, "eagle_config", source)
+        block = source.config.get("eagle_config") or {}
         nested = read_ids(block, IDS, source)
         stated = StatedIds(nested, "output", "SpecForge")
         if nested is None:  # one that someone added for vLLM, which counts otherwise
@@ -55,7 +55,7 @@ def _doubts(source: Source, params: ConvertParams) -> list[Doubt]:
     """Set together with `fc_norm` it is the pair of EAGLE-3.1, which SGLang serves one way and
     SpecForge trains another: asked for. Alone it is SpecForge's default, written out.
     """
-    stated = flag(source.config, _SWITCH, source)
+    stated = source.config.get(_SWITCH)
     if stated is False:
         raise CheckpointError(
             "norm_output is false: SpecForge's lm_head then sees the state without its final norm",

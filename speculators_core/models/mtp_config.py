@@ -21,8 +21,8 @@ from speculators_core.config import (
 
 SHARED = frozenset({"embed_tokens.weight", "lm_head.weight"})
 """Tensors that the head borrows from its verifier, and never stores."""
-_PREFIX = "mtp_layers.0."
-_GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+PREFIX = "mtp_layers.0."
+GATED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 class MTPLayers(DecoderConfig):
@@ -119,7 +119,7 @@ class MTPConfig(BaseModel):
         for name in ("hidden", "token", "input", "post_attention", "final"):
             inner[f"{name}_layernorm.weight"] = (hidden,)
         shared = dict.fromkeys(sorted(SHARED), (self.vocab_size, hidden))
-        return {**shared, **{f"{_PREFIX}{name}": shape for name, shape in inner.items()}}
+        return {**shared, **{f"{PREFIX}{name}": shape for name, shape in inner.items()}}
 
     @classmethod
     def parse(cls, values: dict[str, Any], *, where: str) -> MTPConfig:
@@ -136,7 +136,7 @@ def _attention_shapes(layers: MTPLayers) -> dict[str, tuple[int, ...]]:
     heads, kv_heads = (
         n * head_dim for n in (layers.num_attention_heads, layers.num_key_value_heads)
     )
-    queries = 2 * heads if layers.model_type in _GATED else heads  # the second half is a gate
+    queries = 2 * heads if layers.model_type in GATED else heads  # the second half is a gate
     rows = {"q_proj": queries, "k_proj": kv_heads, "v_proj": kv_heads}
     shapes: dict[str, tuple[int, ...]] = {
         **{f"self_attn.{name}.weight": (n, hidden) for name, n in rows.items()},

@@ -231,7 +231,7 @@ def test_the_verifier_in_the_place_of_the_draft_is_refused(tiny_verifier, tiny_s
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"speculators_model_type": "dflash"}, "type 'dflash'"),
+        ({"speculators_model_type": "peagle"}, "type 'peagle'"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True"),
     ],
 )

@@ -106,6 +106,35 @@ def test_their_loader_takes_our_dflash_with_its_verifiers_embedding_and_head(tmp
     assert torch.equal(state["lm_head.weight"], lent["lm_head.weight"])
 
 
+@pytest.mark.parametrize("seed", range(0, 24, 6))
+def test_a_dflash_draft_that_they_converted_becomes_the_same_again(tmp_path, seed):
+    """Read from speculators format: tensors are theirs, and the config is that of the draft's own
+    conversion."""
+    family = drawn(seed)
+    verifier = families.verifier(tmp_path / "v", family)
+    draft = families.dflash(tmp_path / "draft", family)
+    convert_model(str(draft), str(verifier), "dflash", output_path=str(tmp_path / "theirs"))
+    ours, again = (
+        converted(source, verifier, tmp_path / name)
+        for source, name in ((draft, "ours"), (tmp_path / "theirs", "again"))
+    )
+    assert_equal_tensors(all_tensors(again), all_tensors(tmp_path / "theirs"))
+    assert_same_but_for_silence(config_of(again), config_of(ours))
+    model = SpeculatorModel.from_pretrained(str(again))
+    state = model.state_dict()
+    assert_equal_tensors({name: state[name] for name in all_tensors(again)}, all_tensors(again))
+
+
+def assert_same_but_for_silence(again, ours):
+    """Their classes' defaults, which they leave out or add, may be there or not."""
+    ours_layers, layers = (c.pop("transformer_layer_config") for c in (ours, again))
+    assert again == ours
+    both = ours_layers.keys() & layers.keys()
+    assert {n: layers[n] for n in both} == {n: ours_layers[n] for n in both}
+    sizes = {"hidden_size", "head_dim", "num_attention_heads", "vocab_size", "rope_parameters"}
+    assert sizes <= both
+
+
 def mtp_family(seed):
     return drawn(seed, "safetensors", "sharded")
 
@@ -123,6 +152,19 @@ def test_an_mtp_head_becomes_what_their_converter_writes(tmp_path, seed):
     assert_equal_configs(
         config_of(ours), config_of(tmp_path / "theirs"), source.get("text_config", source)
     )
+
+
+@pytest.mark.parametrize("seed", range(0, 24, 6))
+def test_an_mtp_head_that_they_converted_becomes_the_same_again(tmp_path, seed):
+    kind = KINDS[seed % len(KINDS)]
+    model = families.with_mtp(tmp_path / "v", mtp_family(seed), kind)
+    convert_model(str(model), str(model), "mtp", output_path=str(tmp_path / "theirs"))
+    ours, again = (
+        converted(source, model, tmp_path / name)
+        for source, name in ((model, "ours"), (tmp_path / "theirs", "again"))
+    )
+    assert_equal_tensors(all_tensors(again), all_tensors(ours))
+    assert_same_but_for_silence(config_of(again), config_of(ours))
 
 
 @pytest.mark.parametrize("seed", range(0, 24, 2))
