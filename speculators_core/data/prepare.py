@@ -36,7 +36,7 @@ from speculators_core.params import PrepareParams
 from speculators_core.progress import Progress, Quiet
 
 ROWS_A_PART = 1024
-_WORTH_PROCESSES = 8 << 20  # bytes of data above which starting processes pays
+_WORTH_PROCESSES = 32 << 20  # bytes of data: starting a process takes as long as 10 MB of chats
 
 
 class PrepareResult(BaseModel):

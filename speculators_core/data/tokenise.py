@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from speculators_core.data.template import ChatTemplate, Unmaskable, load_templa
 from speculators_core.errors import DataError, SpeclabError, revive
 from speculators_core.models.verifier_config import VerifierFacts
 
+_START = "spawn"  # a fork would take locks along that other threads hold
 _NO_UNICODE = "text that is no Unicode"
 
 
@@ -146,12 +147,14 @@ class Processes:
     """
 
     def __init__(self, rules: Rules, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._workers: dict[Connection, SpawnProcess] = {}
+        context = multiprocessing.get_context(_START)
+        self._workers: dict[Connection, BaseProcess] = {}
         self._idle: list[Connection] = []
         for _ in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rules), daemon=True)
+            process = context.Process(  # type: ignore[attr-defined]
+                target=_serve, args=(theirs, rules), daemon=True
+            )
             process.start()
             theirs.close()
             self._workers[ours] = process

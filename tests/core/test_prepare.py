@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from speculators_core.data import prepare as module
 from speculators_core.data.prepare import load_prepared, prepare, prepared_key
 from speculators_core.data.samples import read_facts, read_sample
+from speculators_core.data.sources import Taken
+from speculators_core.data.tokenise import Tokeniser
 from speculators_core.errors import Conflict, DataError, Stopped
 from speculators_core.params import PrepareParams
 from speculators_core.vocabulary import check_vocab_map
@@ -165,24 +167,23 @@ def test_b8_a_killed_preparation_goes_on_and_ends_like_one_that_was_not(
     tmp_path: Path, tiny_verifier: Path
 ) -> None:
     file = write_chats(tmp_path / "c.jsonl", count=20)
-    code = f"""
-import os, signal
-from pathlib import Path
-from speculators_core.data import prepare as module
-from speculators_core.data.tokenise import Tokeniser
-from speculators_core.params import PrepareParams
-module.ROWS_A_PART, write, made = 1, Tokeniser.write, []
-def counted(self, rows, file):
-    if len(made) == 7:
-        os.kill(os.getpid(), signal.SIGKILL)
-    made.append(file)
-    write(self, rows, file)
-Tokeniser.write = counted
-values = {params(file, tiny_verifier).model_dump(mode="json")!r}
-module.prepare(PrepareParams.model_validate(values), Path({str(tmp_path / "out")!r}))
-"""
-    killed = subprocess.run([sys.executable, "-c", code], timeout=120, check=False)
-    assert killed.returncode == -signal.SIGKILL and not (tmp_path / "out").exists()
+    write, made = Tokeniser.write, []
+
+    def killed_at_the_eighth(self: Tokeniser, rows: list[Taken], part: Path) -> None:
+        if len(made) == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        made.append(part)
+        write(self, rows, part)
+
+    def work() -> None:
+        module.ROWS_A_PART = 1
+        Tokeniser.write = killed_at_the_eighth  # type: ignore[method-assign, assignment]
+        prepare(params(file, tiny_verifier), tmp_path / "out")
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL and not (tmp_path / "out").exists()
     (parts,) = tmp_path.glob(".out.*.parts")
     assert len(list(parts.glob("*.part"))) == 7
     stamps = {part: part.stat().st_mtime_ns for part in parts.glob("*.part")}
@@ -362,6 +363,7 @@ def test_several_processes_make_what_one_makes(
     prepare(params(file, tiny_verifier), tmp_path / "one")
     monkeypatch.setattr(module, "ROWS_A_PART", 8)
     monkeypatch.setattr(module, "_WORTH_PROCESSES", 0)
+    monkeypatch.setattr("speculators_core.data.tokenise._START", "fork")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     prepare(params(file, tiny_verifier), tmp_path / "several")
     one, several = (tmp_path / name / "tokens.safetensors" for name in ("one", "several"))
