@@ -27,7 +27,7 @@ NGRAM_TOKENS = 3  # K of the n-gram drafter, which has no config to say it
 MTP_TOKENS = 3  # K of an MTP head inside its verifier, whose config does not say it either
 _REFERENCE = ("ngram", "eagle3")  # what the reference engine drafts with
 _LENT = frozenset({"embed_tokens.weight", "lm_head.weight"})  # by the verifier, where not stored
-_PROCESS_BYTES = 2 * 2**30  # interpreter, libraries and activations of a server
+PROCESS_BYTES = 2 * 2**30  # interpreter, libraries and activations of a server
 _MOST_KV_BYTES = 4 * 2**30  # beyond one full request, on a CPU
 
 
@@ -45,14 +45,14 @@ class Examined:
 def examine(params: DeployParams) -> Examined:
     """Check files, pairing and memory of a deployment whose names are resolved to directories."""
     verifier = read_verifier(params.verifier)
-    weights = _weights(Path(params.verifier), "verifier")
+    weights = weight_bytes(Path(params.verifier), "verifier")
     _context(params, verifier)
     method, proposed = "ngram", NGRAM_TOKENS
     if params.speculator and is_own_head(params):
         method, proposed = "mtp", MTP_TOKENS
     elif params.speculator:
         speculator = read_draft_config(Path(params.speculator))
-        weights += _weights(Path(params.speculator), "speculator")
+        weights += weight_bytes(Path(params.speculator), "speculator")
         fits(speculator, verifier, params.speculator)
         _vllm_knows(params, speculator)
         _sound(Path(params.speculator), speculator)
@@ -189,7 +189,7 @@ def kv_cache_bytes(params: DeployParams, verifier: VerifierFacts) -> int:
     return min(request * params.max_num_seqs, request + _MOST_KV_BYTES)
 
 
-def _weights(directory: Path, what: str) -> int:
+def weight_bytes(directory: Path, what: str) -> int:
     """Bytes of the weight files."""
     files = [*directory.glob("*.safetensors"), *directory.glob("*.bin")]
     if not files:
@@ -233,14 +233,14 @@ def _sound(directory: Path, config: Draft) -> None:
 
 def _memory(weights: int, kv_cache: int) -> None:
     """On a CPU the server shares the machine's memory; a GPU's is vLLM's own affair."""
-    needed = weights + kv_cache + _PROCESS_BYTES
+    needed = weights + kv_cache + PROCESS_BYTES
     available = psutil.virtual_memory().available
     if needed > available:
         raise Unavailable(
-            f"the server needs about {_gib(needed)} GiB of memory, {_gib(available)} are free",
+            f"the server needs about {gib(needed)} GiB of memory, {gib(available)} are free",
             hint="stop another deployment, or lower max_model_len or max_num_seqs",
         )
 
 
-def _gib(size: int) -> str:
+def gib(size: int) -> str:
     return f"{math.ceil(10 * size / 2**30) / 10:.1f}"

@@ -7,148 +7,145 @@
                               trained on; -1 elsewhere
         ids    [T] int32      the tokens they belong to
         lengths [D] int64,  sound [D] bool (false: quarantined, its states were not finite)
+    DIR/in-use                locked, shared, by every process that reads the cache; when it was
+                              last written is when the cache was last used
 
-Each file's header names layers, convention ("after k layers"), that `final` is not normed, the
-verifier, the dtype and the data, and is checked at every opening: states of another verifier are
-refused. Files are written beside their place and renamed, so a run that was stopped continues
-where it was; a damaged file is made again.
+A file holds documents of at most `TOKENS_A_FILE` tokens, or one longer document. Its header names
+layers, convention ("after k layers"), that `final` is not normed, the verifier, the dtype and the
+data, and is checked at every opening: states of another verifier are refused. Files are written
+beside their place and renamed, so a run that was stopped continues where it was; a damaged file is
+made again.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-import shutil
+import os
 import time
 import uuid
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
+from speculators_core.data import capacity
 from speculators_core.data.prepare import Prepared
+from speculators_core.data.states import StateProducer, States
 from speculators_core.errors import DataError, PairingError, Stopped, Unavailable
-from speculators_core.models.verifier import Verifier
 from speculators_core.progress import Progress, Quiet
 
-FORMAT = "speclab hidden states 1"
-DOCUMENTS_A_FILE = 64
-TOKENS_A_FORWARD = 2048
+FORMAT = "speclab hidden states 2"
+TOKENS_A_FILE = 8192
+IN_USE = "in-use"
 QUARANTINE_LIMIT = 0.05
+_OPEN_FILES = 64  # mapped at once: a large cache has more than a process may open
+_ABANDONED_S = 3600.0  # after which a half-written file has no writer any more
+_KEPT = ("aux", "final", "best")
 
 
 @dataclass(frozen=True)
-class States:
-    """The verifier's states of one document: aux [S, n_aux*H], final [S, H] (pre-norm), and its
-    first choice for the next token `best` [S], -1 where none is trained on."""
+class _File:
+    """One file of a cache: documents `first` to before `end`."""
 
-    aux: Tensor
-    final: Tensor
-    best: Tensor
+    path: Path
+    first: int
+    end: int
+    tokens: int
 
 
 @dataclass
 class StateCache:
-    """Reads states of single documents from the files of a directory; memory-mapped."""
+    """Reads states of single documents from the files of a directory; memory-mapped. As long as
+    it is there, nobody cleans the directory up."""
 
-    directory: Path
     prepared: Prepared
     header: dict[str, str]
+    files: list[_File]
+    lock: IO[bytes]
     quarantined: set[int] = field(default_factory=set)
-    _open: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)
+    _open: OrderedDict[int, tuple[Any, Tensor]] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self._firsts = [file.first for file in self.files]
+        self._lengths: list[int] = self.prepared.lengths.tolist()
 
     def states(self, document: int) -> States:
-        first = document - document % DOCUMENTS_A_FILE
-        if first not in self._open:
-            self._open[first] = self._file(first)
-        file, starts = self._open[first]
-        start = int(starts[document - first])
-        rows = slice(start, start + int(self.prepared.lengths[document]))
-        return States(*(file.get_slice(name)[rows] for name in ("aux", "final", "best")))
+        number = bisect_right(self._firsts, document) - 1
+        file, starts = self._opened(number)
+        start = int(starts[document - self._firsts[number]])
+        rows = slice(start, start + self._lengths[document])
+        return States(*(file.get_slice(name)[rows] for name in _KEPT))
 
-    def _file(self, first: int) -> tuple[Any, Tensor]:
-        path = _path(self.directory, first, len(self.prepared.lengths))
-        file = safe_open(path, framework="pt")
-        lengths: Tensor = file.get_tensor("lengths")  # type: ignore[no-untyped-call]
-        return file, lengths.cumsum(0) - lengths
+    def _opened(self, number: int) -> tuple[Any, Tensor]:
+        if number not in self._open:
+            file = safe_open(self.files[number].path, framework="pt")
+            lengths: Tensor = file.get_tensor("lengths")  # type: ignore[no-untyped-call]
+            self._open[number] = file, lengths.cumsum(0) - lengths
+            if len(self._open) > _OPEN_FILES:
+                self._open.popitem(last=False)
+        self._open.move_to_end(number)
+        return self._open[number]
 
 
 def cache_states(
     prepared: Prepared,
-    verifier: Verifier,
-    layers: Sequence[int],
+    producer: StateProducer,
     directory: Path,
     progress: Progress | None = None,
+    *,
+    dtype: str = "auto",
 ) -> StateCache:
-    """Compute what the cache at `directory` lacks, and open it.
+    """Let `producer` compute what the cache at `directory` lacks, and open it.
 
-    Raises `PairingError` where it holds another verifier's states, `Unavailable` where the disk
-    has no room, `DataError` where more than 5 % of the documents give non-finite states.
+    `dtype` is what states are kept in, by itself what they are computed in. Raises `PairingError`
+    where the directory holds another verifier's states, `Unavailable` where the disk has no room
+    (before anything is computed), `DataError` where more than 5 % of the documents give non-finite
+    states or states do not fit float16.
     """
     progress = progress or Quiet()
-    header = expected_header(prepared, verifier, layers)
-    directory.mkdir(parents=True, exist_ok=True)
+    header = expected_header(prepared, producer, dtype)
+    lock = _occupy(directory)
+    files = _plan(directory, prepared)
+    _sweep(directory)
+    missing = [file for file in files if not _usable(file, prepared, header, progress)]
+    _check_room(missing, producer, header["dtype"], directory, progress)
     count = len(prepared.lengths)
-    missing = [
-        first
-        for first in range(0, count, DOCUMENTS_A_FILE)
-        if not _usable(_path(directory, first, count), first, prepared, header, progress)
-    ]
-    _check_room(prepared, verifier, len(layers), missing, directory, progress)
-    clock = _Clock(prepared, missing)
-    for first in missing:
-        _make(first, prepared, verifier, layers, directory, header, clock, progress)
-    cache = StateCache(directory, prepared, header)
-    cache.quarantined = _quarantined(directory, count)
-    _judge(cache.quarantined, count, directory, progress)
-    return cache
-
-
-def compute_states(
-    verifier: Verifier, layers: Sequence[int], documents: Sequence[tuple[Tensor, Tensor]]
-) -> list[States]:
-    """States of whole documents (ids [S], mask [S]), in their order; forward passes of equal-ish
-    lengths, padded behind, where causal attention never looks."""
-    wanted = sorted(layers)
-    lengths = [len(ids) for ids, _ in documents]
-    order = sorted(range(len(documents)), key=lambda i: lengths[i])
-    found: dict[int, States] = {}
-    for group in _groups(order, lengths):
-        ids = nn.utils.rnn.pad_sequence([documents[i][0] for i in group], batch_first=True)
-        seen = verifier.states(ids.to(verifier.device), [*wanted, len(verifier.layers)])
-        for row, i in enumerate(group):
-            aux = torch.cat([seen[k][row, : lengths[i]] for k in wanted], dim=-1)
-            final = seen[len(verifier.layers)][row, : lengths[i]].clone()
-            found[i] = States(aux, final, _first_choices(verifier, final, documents[i][1]))
-    return [found[i] for i in range(len(documents))]
-
-
-@torch.no_grad()
-def _first_choices(verifier: Verifier, final: Tensor, mask: Tensor) -> Tensor:
-    """[S] int32: what the verifier would say next, at tokens of a turn that is not over there."""
-    asked = (mask[:-1] & mask[1:]).nonzero().flatten().to(final.device)
-    best = torch.full((len(mask),), -1, dtype=torch.int32, device=final.device)
-    logits = verifier.final_norm(final[asked]) @ verifier.lm_head.T
-    best[asked] = logits.argmax(-1).to(torch.int32)
-    return best
+    quarantined = _quarantined([file for file in files if file not in missing])
+    clock = _Clock(missing)
+    for file in missing:
+        _judge(len(quarantined), count, directory)  # not only when all of them were computed
+        if progress.stopping():
+            raise Stopped("stopped while hidden states were made; those made so far are kept")
+        _make(file, prepared, producer, header, progress)
+        quarantined |= _quarantined([file])
+        clock.tell(file, progress)
+    _judge(len(quarantined), count, directory)
+    if quarantined:
+        progress.note(f"{len(quarantined)} of {count} documents are quarantined and not used")
+    return StateCache(prepared, header, files, lock, quarantined)
 
 
 def expected_header(
-    prepared: Prepared, verifier: Verifier, layers: Sequence[int]
+    prepared: Prepared, producer: StateProducer, dtype: str = "auto"
 ) -> dict[str, str]:
-    """The header that files of this data, verifier and these layers carry."""
+    """What the header of files of this data, verifier, precision and these layers must say."""
+    computed_in = str(producer.verifier.model.dtype).removeprefix("torch.")
     return {
         "format": FORMAT,
-        "layers": json.dumps(sorted(layers)),
+        "layers": json.dumps(list(producer.layers)),
         "convention": "after",
         "final_normed": "false",
-        "verifier": verifier.fingerprint,
-        "dtype": str(verifier.model.dtype).removeprefix("torch."),
+        "verifier": producer.verifier.fingerprint,
+        "dtype": computed_in if dtype == "auto" else dtype,
+        "computed_in": computed_in,
         "data": prepared.meta.key,
     }
 
@@ -158,50 +155,68 @@ def cache_key(header: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def bytes_needed(tokens: int, num_aux: int, hidden_size: int, bytes_per_element: int) -> int:
-    """tokens x (n_aux + 1) x H x bytes per element."""
-    return tokens * (num_aux + 1) * hidden_size * bytes_per_element
+def _occupy(directory: Path) -> IO[bytes]:
+    """The directory, made if need be, held against being cleaned up for as long as the lock is
+    open. The cleaner locks it alone and takes the lock's file with it: then there is a new one."""
+    while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / IN_USE).open("ab")
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        try:
+            if os.fstat(lock.fileno()).st_ino == (directory / IN_USE).stat().st_ino:
+                os.utime(directory / IN_USE)
+                return lock
+        except FileNotFoundError:
+            pass
+        lock.close()
 
 
-def _groups(order: list[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Neighbours of the length order whose padded size stays within the token budget."""
-    groups: list[list[int]] = []
-    for i in order:
-        if groups and (len(groups[-1]) + 1) * lengths[i] <= TOKENS_A_FORWARD:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    return groups
+def _plan(directory: Path, prepared: Prepared) -> list[_File]:
+    """The files that hold all documents, in order."""
+    lengths: list[int] = prepared.lengths.tolist()
+    files: list[_File] = []
+    first = tokens = 0
+    for document, length in enumerate([*lengths, TOKENS_A_FILE + 1]):
+        if document > first and tokens + length > TOKENS_A_FILE:
+            path = directory / f"{first:07d}-{document - 1:07d}.safetensors"
+            files.append(_File(path, first, document, tokens))
+            first, tokens = document, 0
+        tokens += length
+    return files
 
 
-def _path(directory: Path, first: int, count: int) -> Path:
-    return directory / f"{first:07d}-{min(first + DOCUMENTS_A_FILE, count) - 1:07d}.safetensors"
+def _sweep(directory: Path) -> None:
+    """Remove what writers that died left half-written."""
+    for partial in directory.glob("*.partial"):
+        try:
+            if time.time() - partial.stat().st_mtime > _ABANDONED_S:
+                partial.unlink()
+        except FileNotFoundError:
+            continue
 
 
-def _usable(
-    path: Path, first: int, prepared: Prepared, header: dict[str, str], progress: Progress
-) -> bool:
+def _usable(file: _File, prepared: Prepared, header: dict[str, str], progress: Progress) -> bool:
     """Whether a file is whole and of this data; a damaged one is reported and made again."""
-    if not path.exists():
+    name = file.path.name
+    if not file.path.exists():
         return False
     try:
-        with safe_open(path, framework="pt") as file:
-            found = file.metadata() or {}
-            ids, lengths = file.get_tensor("ids"), file.get_tensor("lengths")
-            rows = [file.get_slice(name).get_shape()[0] for name in ("aux", "final", "best")]
+        with safe_open(file.path, framework="pt") as opened:
+            found = opened.metadata() or {}
+            ids, lengths = opened.get_tensor("ids"), opened.get_tensor("lengths")
+            rows = [opened.get_slice(kept).get_shape()[0] for kept in _KEPT]
     except (SafetensorError, OSError) as error:
-        progress.note(f"{path.name} is damaged and is made again: {error}")
+        progress.note(f"{name} is damaged and is made again: {error}")
         return False
-    _check_header(found, header, path)
-    expected = prepared.lengths[first : first + DOCUMENTS_A_FILE]
-    start = int(prepared.starts[first])
-    tokens = prepared.ids[start : start + int(expected.sum())]
-    if (
-        not torch.equal(lengths, expected)
-        or not torch.equal(ids, tokens)
-        or set(rows) != {len(ids)}
-    ):
-        progress.note(f"{path.name} has {rows[0]} states for {len(tokens)} tokens: made again")
+    _check_header(found, header, file.path)
+    expected = prepared.lengths[file.first : file.end]
+    start = int(prepared.starts[file.first])
+    tokens = prepared.ids[start : start + file.tokens]
+    if not torch.equal(lengths, expected) or not torch.equal(ids, tokens):
+        progress.note(f"{name} holds other tokens and is made again")
+        return False
+    if set(rows) != {len(ids)}:
+        progress.note(f"{name} has {min(rows)} states for {len(ids)} tokens: made again")
         return False
     return True
 
@@ -218,41 +233,34 @@ def _check_header(found: dict[str, str], expected: dict[str, str], path: Path) -
 
 
 def _check_room(
-    prepared: Prepared,
-    verifier: Verifier,
-    num_aux: int,
-    missing: list[int],
+    missing: list[_File],
+    producer: StateProducer,
+    dtype: str,
     directory: Path,
     progress: Progress,
 ) -> None:
-    tokens = sum(int(prepared.lengths[f : f + DOCUMENTS_A_FILE].sum()) for f in missing)
-    width = verifier.facts.hidden_size
-    needed = bytes_needed(tokens, num_aux, width, verifier.model.dtype.itemsize)
-    free = shutil.disk_usage(directory).free
-    if needed:
-        progress.note(
-            f"hidden states: {needed / 1e6:.0f} MB ({tokens} tokens x {num_aux + 1} states x "
-            f"{width} x {verifier.model.dtype.itemsize} bytes), {free / 1e9:.1f} GB free"
-        )
-    if needed > free:
-        raise Unavailable(
-            f"the hidden states need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
-            where=str(directory),
-            hint="train on fewer tokens, free some space, or set hidden_states to online",
-        )
+    if not missing:
+        return
+    tokens = sum(file.tokens for file in missing)
+    width, itemsize = producer.verifier.facts.hidden_size, capacity.ITEM_BYTES[dtype]
+    need = capacity.states(tokens, len(producer.layers), width, itemsize)
+    free = capacity.free_bytes(directory)
+    estimate = capacity.Estimate(where=str(directory), free=free, needs=(need,))
+    for line in estimate.lines():
+        progress.note(line)
+    estimate.require()
 
 
 class _Clock:
     """Fraction, speed and seconds left over the files to make."""
 
-    def __init__(self, prepared: Prepared, missing: list[int]) -> None:
-        self.tokens_of = {f: int(prepared.lengths[f : f + DOCUMENTS_A_FILE].sum()) for f in missing}
-        self.total = sum(self.tokens_of.values())
+    def __init__(self, missing: list[_File]) -> None:
+        self.total = sum(file.tokens for file in missing)
         self.done = 0
         self.began = time.monotonic()
 
-    def tell(self, first: int, progress: Progress) -> None:
-        self.done += self.tokens_of[first]
+    def tell(self, file: _File, progress: Progress) -> None:
+        self.done += file.tokens
         speed = self.done / max(time.monotonic() - self.began, 1e-9)
         progress.update(
             self.done / self.total,
@@ -262,70 +270,86 @@ class _Clock:
 
 
 def _make(
-    first: int,
+    file: _File,
     prepared: Prepared,
-    verifier: Verifier,
-    layers: Sequence[int],
-    directory: Path,
+    producer: StateProducer,
     header: dict[str, str],
-    clock: _Clock,
     progress: Progress,
 ) -> None:
-    if progress.stopping():
-        raise Stopped("stopped while hidden states were made; those made so far are kept")
-    count = len(prepared.lengths)
-    documents = [prepared.document(i) for i in range(first, min(first + DOCUMENTS_A_FILE, count))]
-    states = compute_states(verifier, layers, documents)
-    ids = [document for document, _ in documents]
-    sound = [
-        _sound(s, d, i, progress) for i, (s, d) in enumerate(zip(states, ids, strict=True), first)
-    ]
+    numbers = range(file.first, file.end)
+    documents = [prepared.document(number) for number in numbers]
+    found = producer.states(documents, progress.stopping)
+    kept = [_checked(s, len(d[0]), n) for s, d, n in zip(found, documents, numbers, strict=True)]
+    sound = [_is_finite(states) for states in kept]
+    for number, fine in zip(numbers, sound, strict=True):
+        if not fine:
+            progress.note(f"document {number} is quarantined: its states hold NaN or infinity")
+    dtype = getattr(torch, header["dtype"])
     tensors = {
-        "aux": torch.cat([s.aux for s in states]).cpu(),
-        "final": torch.cat([s.final for s in states]).cpu(),
-        "best": torch.cat([s.best for s in states]).cpu(),
-        "ids": torch.cat(ids).to(torch.int32),
-        "lengths": torch.tensor([len(d) for d in ids]),
+        "aux": _narrowed([states.aux for states in kept], dtype, file),
+        "final": _narrowed([states.final for states in kept], dtype, file),
+        "best": torch.cat([states.best for states in kept]).cpu(),
+        "ids": torch.cat([ids for ids, _ in documents]).to(torch.int32),
+        "lengths": torch.tensor([len(ids) for ids, _ in documents]),
         "sound": torch.tensor(sound),
     }
-    path = _path(directory, first, count)
-    partial = path.with_suffix(f".{uuid.uuid4().hex[:8]}.partial")  # two runs may share the cache
+    told = {"made_by": producer.made_by, "model": Path(producer.verifier.facts.path).name}
+    partial = file.path.with_suffix(f".{uuid.uuid4().hex[:8]}.partial")  # two may share the cache
     try:
-        save_file(tensors, partial, metadata=header)
-        partial.rename(path)
+        save_file(tensors, partial, metadata={**header, **told})
+        partial.rename(file.path)
+    except (OSError, SafetensorError) as error:
+        raise Unavailable(
+            f"the states of documents {file.first} to {file.end - 1} can't be written: {error}",
+            where=str(file.path),
+            hint="is the disk full? speclab caches shows what can go",
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
-    clock.tell(first, progress)
 
 
-def _sound(states: States, document: Tensor, index: int, progress: Progress) -> bool:
-    if len(states.final) != len(document) or len(states.aux) != len(document):
+def _checked(states: States, length: int, number: int) -> States:
+    if not len(states.aux) == len(states.final) == len(states.best) == length:
         raise DataError(
-            f"document {index} has {len(document)} tokens, "
-            f"the verifier gave {len(states.final)} states"
+            f"document {number} has {length} tokens, the verifier gave {len(states.final)} states"
         )
-    finite = bool(torch.isfinite(states.aux).all() and torch.isfinite(states.final).all())
-    if not finite:
-        progress.note(f"document {index} is quarantined: its states hold NaN or infinity")
-    return finite
+    return states
 
 
-def _quarantined(directory: Path, count: int) -> set[int]:
+def _is_finite(states: States) -> bool:
+    return bool(torch.isfinite(states.aux).all() and torch.isfinite(states.final).all())
+
+
+def _narrowed(parts: list[Tensor], dtype: torch.dtype, file: _File) -> Tensor:
+    """All parts in the precision that is kept. Raises `DataError` where finite numbers would
+    become infinite in it."""
+    whole = torch.cat(parts).cpu()
+    if dtype == torch.float16 and whole.dtype != torch.float16:
+        largest = float(whole.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        if largest > torch.finfo(dtype).max:
+            raise DataError(
+                f"the verifier's states reach {largest:.0f}, float16 ends at "
+                f"{torch.finfo(dtype).max:.0f} (documents {file.first} to {file.end - 1})",
+                where="states_dtype",
+                hint="keep them in bfloat16 or float32",
+            )
+    return whole.to(dtype)
+
+
+def _quarantined(files: list[_File]) -> set[int]:
     result: set[int] = set()
-    for first in range(0, count, DOCUMENTS_A_FILE):
-        with safe_open(_path(directory, first, count), framework="pt") as file:
-            unsound = (~file.get_tensor("sound")).nonzero().flatten()
-        result |= {first + int(i) for i in unsound}
+    for file in files:
+        with safe_open(file.path, framework="pt") as opened:
+            unsound = (~opened.get_tensor("sound")).nonzero().flatten()
+        result |= {file.first + int(i) for i in unsound}
     return result
 
 
-def _judge(quarantined: set[int], count: int, directory: Path, progress: Progress) -> None:
-    if len(quarantined) > QUARANTINE_LIMIT * count:
+def _judge(quarantined: int, count: int, directory: Path) -> None:
+    if quarantined > QUARANTINE_LIMIT * count:
         raise DataError(
-            f"{len(quarantined)} of {count} documents give NaN or infinite states "
+            f"{quarantined} of {count} documents give NaN or infinite states "
             f"(at most {QUARANTINE_LIMIT:.0%} may)",
             where=str(directory),
             hint="the verifier may overflow in this dtype: try float32 or bfloat16",
         )
-    if quarantined:
-        progress.note(f"{len(quarantined)} of {count} documents are quarantined and not used")

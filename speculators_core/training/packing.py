@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from speculators_core.data.hidden_states import States
 from speculators_core.data.masks import steps_left
+from speculators_core.data.states import States
 from speculators_core.training.attention import Queries, Span
 
 
