@@ -15,6 +15,7 @@ from starlette.responses import FileResponse
 
 from app.auth import current_user
 from app.services import (
+    artifacts,
     conversions,
     data_sets,
     demo,
@@ -23,6 +24,7 @@ from app.services import (
     health,
     playground,
     references,
+    resuming,
     runs,
     speculators,
     verifiers,
@@ -40,9 +42,8 @@ from app.services.views import (
     SpeculatorView,
     VerifierView,
 )
-from app.settings import settings
 from app.store.models import RunState
-from speculators_core.errors import Forbidden, NotFound
+from speculators_core.errors import Forbidden
 from speculators_core.params import PARAMS_OF, JobKind
 
 
@@ -83,13 +84,6 @@ class InspectRequest(BaseModel):
     params: dict[str, Any] = Field(
         {}, description="further parameters of its conversion: the plan as they settle it"
     )
-
-
-class Artifact(BaseModel):
-    """A file that a run left; fetch it at `…/artifacts/{path}`."""
-
-    path: str
-    size: int = Field(description="bytes")
 
 
 def signed_in(request: Request) -> str:
@@ -188,25 +182,22 @@ def retry_run(run_id: str, user: User) -> RunView:
     return runs.retry(run_id, user)
 
 
+@router.post("/runs/{run_id}/resume", tags=["runs"])
+def resume_run(run_id: str, user: User) -> RunView:
+    """The same training once more, from its last checkpoint."""
+    return resuming.resume(run_id, user)
+
+
 @router.get("/runs/{run_id}/artifacts", tags=["runs"])
-def list_artifacts(run_id: str) -> list[Artifact]:
+def list_artifacts(run_id: str) -> list[artifacts.Artifact]:
     """The files that a run left."""
-    root = _artifacts(run_id)
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    return [Artifact(path=str(p.relative_to(root)), size=p.stat().st_size) for p in files]
+    return artifacts.list_files(run_id)
 
 
 @router.get("/runs/{run_id}/artifacts/{path:path}", tags=["runs"], response_class=FileResponse)
 def get_artifact(run_id: str, path: str) -> FileResponse:
     """One file of a run, never one outside it."""
-    root = _artifacts(run_id)
-    try:
-        file = (root / path).resolve()
-        known = file.is_relative_to(root) and file.is_file()
-    except (OSError, ValueError):  # longer than a name can be; a NUL byte
-        known = False
-    if not known:
-        raise NotFound(f"run {run_id} has no artifact {path!r}", hint="list them without a path")
+    file = artifacts.file_of(run_id, path)
     return FileResponse(file, filename=file.name, content_disposition_type="attachment")
 
 
@@ -289,11 +280,6 @@ def get_demo() -> DemoView:
 def start_demo(user: User) -> DemoView:
     """Start the demo, or find the one that runs; finished stages are reused."""
     return demo.start(user)
-
-
-def _artifacts(run_id: str) -> Path:
-    runs.get(run_id)
-    return (settings().run_dir(run_id) / "artifacts").resolve()
 
 
 def _download(file: Path, media_type: str, name: str) -> FileResponse:

@@ -110,6 +110,10 @@ class Client:
     def retry(self, run_id: str) -> RunView:
         return RunView.model_validate(self._ask("POST", f"/api/runs/{run_id}/retry"))
 
+    def resume(self, run_id: str) -> RunView:
+        """The same training once more, from its last checkpoint."""
+        return RunView.model_validate(self._ask("POST", f"/api/runs/{run_id}/resume"))
+
     def verifiers(self) -> list[VerifierView]:
         return [VerifierView.model_validate(row) for row in self._ask("GET", "/api/verifiers")]
 

@@ -10,7 +10,16 @@ def verifier_names() -> list[str]:
 
 
 def speculator_names() -> list[str]:
+    """Those that may be deployed."""
     return [one.name for one in speculators.list_speculators(deployable_only=True)]
+
+
+def all_speculator_names() -> list[str]:
+    return [one.name for one in speculators.list_speculators()]
+
+
+def chats_names() -> list[str]:
+    return data_names("chats")
 
 
 def data_names(*kinds: str) -> list[str]:

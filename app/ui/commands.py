@@ -1,4 +1,4 @@
-"""The command line that does what a form or a run does."""
+"""The command line, or the file, that says what a form or a run does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from speculators_core.params import PARAMS_OF, JobKind
+from app.ui.components.elements import Node, el
+from speculators_core.params import PARAMS_OF, JobKind, Params
 
 
 def submit_line(kind: JobKind, params: Mapping[str, Any]) -> str:
@@ -21,6 +22,30 @@ def submit_line(kind: JobKind, params: Mapping[str, Any]) -> str:
         if field is not None and not _same(value, _plain(field.get_default())):
             words += _flag(name, value)
     return shlex.join(words)
+
+
+def yaml_tree(params: Params) -> Node:
+    """All of the training's parameters as a file, folded."""
+    text = yaml_text(type(params), params.model_dump(mode="json"))
+    return el(
+        "details",
+        el("summary", "Same as YAML"),
+        el(
+            "div",
+            el(
+                "p",
+                "For ",
+                el("code", "speclab train --config FILE --output DIR"),
+                " here, or for ",
+                el("code", "speclab submit train --config FILE"),
+                " in the lab's queue.",
+            ),
+            el("pre", text, cls="raw"),
+            el("div", el("button", "Copy", cls="button small", data_copy=text, type="button")),
+            cls="stack",
+        ),
+        cls="yaml",
+    )
 
 
 def yaml_text(model: type[BaseModel], params: Mapping[str, Any]) -> str:

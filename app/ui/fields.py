@@ -26,29 +26,46 @@ LABELS = {
     "dtype": "Number format",
     "trace": "Trace every step",
     "data": "Data",
+    "seq_length": "Longest sample",
+    "draft_vocab_size": "Draft vocabulary",
+    "validation_fraction": "Validation share",
+    "start_from": "Start from",
+    "verifier_name": "Verifier's hub id",
+    "gpus": "GPUs",
+    "states_dtype": "Number format of the states",
 }
 TRISTATE: dict[str, bool | None] = {"default": None, "yes": True, "no": False}
 TRISTATE_OF = {value: word for word, value in TRISTATE.items()}
-REFERENCES = ("verifier", "speculator", "checkpoint")
+REFERENCES = ("verifier", "speculator", "checkpoint", "start_from")
 """Text fields that offer what is registered, and take anything else."""
 
 
-def component(model: type[BaseModel], name: str, value: Any, choices: Sequence[str] | None) -> Any:
-    """The component of one field."""
+def component(
+    model: type[BaseModel],
+    name: str,
+    value: Any,
+    choices: Sequence[str] | None,
+    ids: str = "field",
+) -> Any:
+    """The component of one field; `ids` begins its element's id. A field of several values that
+    has choices offers them all.
+    """
     field = model.model_fields[name]
-    kind = _kind(field.annotation)
+    kind = kind_of(field.annotation)
     start = shown(field, value if value is not None else default(field))
     common = {
         "label": label(name),
         "info": _help(field),
-        "elem_id": f"field-{name.replace('_', '-')}",
-        "min_width": 260 if name in REFERENCES else 150,
+        "elem_id": f"{ids}-{name.replace('_', '-')}",
+        "min_width": 260 if name in REFERENCES or choices is not None else 150,
     }
     if kind is bool and not takes_none(field):
         return gr.Checkbox(value=start, **common)
     if kind is bool or get_origin(kind) is Literal:
         offered = list(TRISTATE) if kind is bool else [str(v) for v in get_args(kind)]
         return gr.Dropdown(offered, value=start, **common)
+    if choices is not None and kind is tuple:
+        return gr.Dropdown(list(choices), multiselect=True, allow_custom_value=True, **common)
     if choices is not None or name in REFERENCES:
         return gr.Dropdown(
             list(choices or ()), value=start or None, allow_custom_value=True, **common
@@ -68,12 +85,21 @@ def parse(field: FieldInfo, value: Any) -> Any:
         value = value.strip()
     if value is None or value == "" or value == []:
         return None
-    kind = _kind(field.annotation)
+    kind = kind_of(field.annotation)
     if kind is bool and isinstance(value, str):
         return TRISTATE.get(value, value)
     if kind is tuple and isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
+
+
+def from_address(model: type[BaseModel], name: str, given: str) -> Any:
+    """What a field holds that the page's address names: `True` and `false` as words, too."""
+    field = model.model_fields[name]
+    if kind_of(field.annotation) is not bool:
+        return given
+    yes = given.lower() in ("true", "yes", "1")
+    return TRISTATE_OF[yes] if takes_none(field) else yes
 
 
 def sentence(error: Mapping[str, Any]) -> str:
@@ -107,7 +133,7 @@ def _help(field: FieldInfo) -> str:
 
 def shown(field: FieldInfo, value: Any) -> Any:
     """A value as its component holds it."""
-    kind = _kind(field.annotation)
+    kind = kind_of(field.annotation)
     if kind is bool:
         return TRISTATE_OF[value] if takes_none(field) else bool(value)
     if value is None:
@@ -123,13 +149,13 @@ def takes_none(field: FieldInfo) -> bool:
     return not field.is_required() and type(None) in get_args(field.annotation)
 
 
-def _kind(annotation: Any) -> Any:
+def kind_of(annotation: Any) -> Any:
     """The plain type behind Annotated and Optional: bool, int, float, str, tuple or a Literal."""
     origin = get_origin(annotation)
     if origin in (Union, types.UnionType):
-        return _kind(next(a for a in get_args(annotation) if a is not type(None)))
+        return kind_of(next(a for a in get_args(annotation) if a is not type(None)))
     if origin is Literal:
         return annotation
     if hasattr(annotation, "__metadata__"):
-        return _kind(annotation.__origin__)
+        return kind_of(annotation.__origin__)
     return origin or annotation

@@ -11,46 +11,63 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gradio as gr
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from app.ui.commands import submit_line
 from app.ui.components import state
 from app.ui.components.elements import Node
-from app.ui.fields import component, default, label, parse, sentence, shown, takes_none
+from app.ui.fields import (
+    component,
+    default,
+    from_address,
+    label,
+    parse,
+    sentence,
+    shown,
+    takes_none,
+)
 from app.ui.page import QUIET
 from speculators_core.errors import InputError
-from speculators_core.params import JobKind
+from speculators_core.params import JobKind, Params
 
 ALL_AS_JSON = "(...values) => JSON.stringify(values)"
 
 
 class Form:
     """Some fields of a parameter model as Gradio components, in the order given. `nothing`: a
-    choice that stands for an empty field, in words.
+    choice that stands for an empty field, in words; `ids`: how the ids of its elements begin.
     """
 
     def __init__(
         self,
-        model: type[BaseModel],
+        model: type[Params],
         preset: Mapping[str, Any] | None = None,
         nothing: str | None = None,
+        ids: str = "field",
     ) -> None:
         self.model = model
+        self.ids = ids
         self.preset = dict(preset or {})
         self.nothing = nothing
         self.fields: dict[str, gr.components.FormComponent] = {}
 
-    def draw(self, *names: str, choices: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Place these fields here."""
+    def draw(
+        self,
+        *names: str,
+        choices: Mapping[str, Sequence[str]] | None = None,
+        start: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Place these fields here; `start` is what stands in them at first."""
+        starts = {**self.preset, **(start or {})}
         for name in names:
             offered = (choices or {}).get(name)
-            self.fields[name] = component(self.model, name, self.preset.get(name), offered)
+            self.fields[name] = component(self.model, name, starts.get(name), offered, self.ids)
 
     @property
     def inputs(self) -> list[Any]:
         return list(self.fields.values())
 
-    def params(self, entered: Sequence[Any], **extra: Any) -> BaseModel:
+    def params(self, entered: Sequence[Any], **extra: Any) -> Params:
         """What is in the fields, checked; `extra` adds to it. Raises an `InputError`."""
         try:
             return self.model.model_validate({**self.preset, **self.values(entered), **extra})
@@ -125,13 +142,28 @@ class Form:
         chosen), and what the address names (`/deploy?speculator=NAME&port=8000`)."""
 
         def opened(request: gr.Request) -> Any:
-            updates = [
-                _opening(request.query_params.get(name), choices.get(name), name in empty)
-                for name in self.fields
-            ]
+            updates = [self._opening(name, request, choices, name in empty) for name in self.fields]
             return updates if len(updates) > 1 else updates[0]  # Gradio takes a list for a value
 
         blocks.load(opened, None, self.inputs, **QUIET)
+
+    def _opening(
+        self,
+        name: str,
+        request: gr.Request,
+        choices: Mapping[str, Callable[[], list[str]]],
+        empty: bool,
+    ) -> Any:
+        """How a field opens. Where nothing is offered or named, what was typed meanwhile stays."""
+        given = request.query_params.get(name)
+        if name not in choices:
+            return gr.skip() if given is None else from_address(self.model, name, given)
+        found = choices[name]()
+        value = given or (None if empty else next(iter(found), None))
+        if not value:
+            return gr.Dropdown(choices=found)
+        several = getattr(self.fields[name], "multiselect", False)
+        return gr.Dropdown(choices=found, value=[value] if several else value)
 
 
 class Mirror:
@@ -142,23 +174,13 @@ class Mirror:
     """
 
     def __init__(self, blocks: gr.Blocks, inputs: Sequence[Any]) -> None:
-        self._text = gr.Textbox(visible="hidden", show_label=False)
+        self._text = gr.Textbox(show_label=False, container=False, elem_classes="sl-hidden")
         events = [blocks.load, *(field.change for field in inputs)]
         gr.on(events, None, list(inputs), self._text, js=ALL_AS_JSON, queue=False)
 
     def change(self, work: Callable[[str], Any], outputs: Any) -> None:
         """Show what `work` makes of them; only of the latest, however fast they change."""
         self._text.change(work, self._text, outputs, trigger_mode="always_last", **QUIET)
-
-
-def _opening(given: str | None, choices: Callable[[], list[str]] | None, empty: bool) -> Any:
-    """How a field opens: choices, and the first of them; where there is none, what was typed
-    meanwhile stays."""
-    if choices is None:
-        return gr.skip() if given is None else given
-    found = choices()
-    value = given or (None if empty else next(iter(found), None))
-    return gr.Dropdown(choices=found, value=value) if value else gr.Dropdown(choices=found)
 
 
 def _field(error: Mapping[str, Any]) -> str:

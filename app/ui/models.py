@@ -1,67 +1,94 @@
-"""Models: what the lab knows, speculators, verifiers, data sets and evaluations, and how to add."""
+"""Models: what the lab knows, speculators, verifiers and evaluations; how to bring more in, and how
+to give a speculator away.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import gradio as gr
 
-from app.services import data_sets, evaluations, speculators, verifiers
-from app.services.views import DataSetView, EvaluationView, SpeculatorView, VerifierView
-from app.ui.choices import data_names, speculator_names, verifier_names
+from app.services import evaluations, speculators, verifiers
+from app.services.views import EvaluationView, SpeculatorView, VerifierView
+from app.ui import launch
+from app.ui.choices import all_speculator_names, data_names, speculator_names, verifier_names
 from app.ui.components import state
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel
 from app.ui.conversion import deploy_link
-from app.ui.forms import Form
-from app.ui.page import SUBMIT, frame, keep_current, user_of
-from app.ui.submission import submit
-from speculators_core.params import EvaluateParams, JobKind, VerifierParams
+from app.ui.job_form import JobForm
+from app.ui.page import frame, keep_current
+from speculators_core.params import JobKind
+
+FORMS = (
+    JobForm(
+        JobKind.PULL,
+        "pull",
+        "Bring a model from the hub",
+        "Bring",
+        rows=(("repository", "revision", "name"),),
+        choices={},
+        about="A speculator, a verifier or a draft to convert. The download is a run with its size "
+        "and progress, and goes on where it stopped. A gated model needs its terms accepted on its "
+        "page of the hub, and HF_TOKEN of that account in the environment of the worker; without "
+        "them the run says so.",
+    ),
+    JobForm(
+        JobKind.EVALUATE,
+        "evaluate",
+        "Evaluate a speculator",
+        "Evaluate",
+        rows=(
+            ("speculator", "verifier", "data"),
+            ("engine", "speculative_tokens", "max_tokens", "samples"),
+        ),
+        choices={
+            "speculator": speculator_names,
+            "verifier": verifier_names,
+            "data": lambda: data_names("prompts", "chats"),
+        },
+    ),
+    JobForm(
+        JobKind.EXPORT,
+        "export",
+        "Export a speculator for other tools",
+        "Export",
+        rows=(("speculator", "format", "verifier"),),
+        choices={"speculator": all_speculator_names, "verifier": verifier_names},
+        empty=("verifier",),
+        about="What the layout has no words for is listed on the run's page; where its readers "
+        "would draft something else, nothing is written unless you accept it.",
+    ),
+    JobForm(
+        JobKind.PUSH,
+        "push",
+        "Push a speculator to the hub",
+        "Push",
+        rows=(("speculator", "repository"), ("verifier_name", "revision", "private")),
+        choices={"speculator": all_speculator_names},
+        about="HF_TOKEN is read from the environment of the worker; it is never asked for here.",
+    ),
+    JobForm(
+        JobKind.VERIFIER,
+        "bring",
+        "Bring a verifier from a directory",
+        "Bring",
+        rows=(("source", "name"),),
+        choices={},
+    ),
+)
 
 
 def build(blocks: gr.Blocks) -> None:
-    """The page at /models."""
-    measuring, bringing = Form(EvaluateParams), Form(VerifierParams)
+    """The page at /models; `?form=KEY&speculator=NAME` opens a form for one."""
     with frame("Models") as navigation:
         Panel(el("h1", "Models"))
         known = Panel(elem_id="models")
-        with gr.Accordion("Evaluate a speculator", open=False):
-            with gr.Row():
-                measuring.draw("speculator", "verifier", "data", choices={"data": ()})
-            with gr.Row():
-                measuring.draw("engine", "speculative_tokens", "max_tokens", "samples")
-                measuring.draw("temperature", "plain_samples", "seed")
-            measure = gr.Button("Evaluate", variant="primary", elem_id="evaluate")
-            command = Panel(elem_id="evaluate-command")
-        with gr.Accordion("Bring a verifier", open=False):
-            with gr.Row():
-                bringing.draw("source", "name")
-            bring = gr.Button("Bring", variant="primary", elem_id="bring")
-        answer = Panel(elem_id="models-answer")
-
-    def submitter(form: Form, kind: JobKind) -> Any:
-        def handler(request: gr.Request, *entered: Any) -> Node:
-            return submit(form, kind, entered, user_of(request))
-
-        return handler
-
-    for button, form, kind in (
-        (measure, measuring, JobKind.EVALUATE),
-        (bring, bringing, JobKind.VERIFIER),
-    ):
-        button.click(
-            submitter(form, kind), form.inputs, answer, validator=form.validator(), **SUBMIT
-        )
-    measuring.show_command(command, JobKind.EVALUATE, blocks)
-    registered = {"speculator": speculator_names, "verifier": verifier_names, "data": _prompts}
-    measuring.open_with(blocks, registered)
+        launch.draw(blocks)
+        for form in FORMS:
+            form.draw(blocks)
     keep_current(blocks, "Models", navigation, lambda request: [_known()], [known])
-
-
-def _prompts() -> list[str]:
-    return data_names("prompts", "chats")
 
 
 def _known() -> Node:
@@ -70,7 +97,6 @@ def _known() -> Node:
         _section("Speculators", speculators_table(speculators.list_speculators())),
         _section("Evaluations", evaluations_table(evaluations.list_evaluations()[:50])),
         _section("Verifiers", verifiers_table(verifiers.list_verifiers())),
-        _section("Data sets", data_table(data_sets.list_data_sets())),
         cls="stack",
     )
 
@@ -91,11 +117,21 @@ def speculators_table(found: Sequence[SpeculatorView]) -> Node:
             f"{one.draft_vocab_size:,}",
             str(one.speculative_tokens),
             _deployable(one),
+            _elsewhere(one),
             state.ago(one.created_at),
         )
         for one in found
     )
-    headings = ["Name", "Algorithm", "Verifier", "#Draft vocabulary", "#K", "Deploy", "Added"]
+    headings = [
+        "Name",
+        "Algorithm",
+        "Verifier",
+        "#Vocabulary",
+        "#K",
+        "Deploy",
+        "Elsewhere",
+        "Added",
+    ]
     return state.table(headings, rows, label="Speculators")
 
 
@@ -111,6 +147,16 @@ def _deployable(one: SpeculatorView) -> Node:
     if one.run_id:
         told.append(el("a", "Decide", href=f"/runs?run={one.run_id}"))
     return el("span", told, cls="row")
+
+
+def _elsewhere(one: SpeculatorView) -> Node:
+    """The ways out of the lab."""
+    query = urlencode({"speculator": one.name}, quote_via=quote)
+    links = (
+        el("a", word, href=f"/models?form={form}&{query}")
+        for word, form in (("Commands", "launch"), ("Export", "export"), ("Push", "push"))
+    )
+    return el("span", links, cls="row")
 
 
 def evaluations_table(found: Sequence[EvaluationView]) -> Node:
@@ -150,28 +196,6 @@ def verifiers_table(found: Sequence[VerifierView]) -> Node:
     )
     headings = ["Name", "Architecture", "#Layers", "#Hidden", "#Vocabulary", "Source"]
     return state.table(headings, rows, label="Verifiers")
-
-
-def data_table(found: Sequence[DataSetView]) -> Node:
-    if not found:
-        return state.empty(
-            "No data yet. Upload chats on the ", el("a", "Train", href="/train"), " page."
-        )
-    rows = (
-        (
-            _origin(one.name, one.run_id),
-            one.kind,
-            f"{one.samples:,}",
-            el("code", one.digest[:12], title=one.digest),
-            el("a", "Train on it", href=f"/train?data={quote(one.name)}")
-            if one.kind != "prompts"
-            else "",
-            state.ago(one.created_at),
-        )
-        for one in found
-    )
-    headings = ["Name", "Kind", "#Samples", "Digest", "Use", "Added"]
-    return state.table(headings, rows, label="Data sets")
 
 
 def _origin(name: str, run_id: str | None) -> Node:

@@ -25,6 +25,7 @@ PAGES = (
     ("Home", "/"),
     ("Playground", "/playground"),
     ("Runs", "/runs"),
+    ("Data", "/data"),
     ("Convert", "/convert"),
     ("Train", "/train"),
     ("Deploy", "/deploy"),

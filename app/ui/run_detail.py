@@ -7,16 +7,17 @@ from typing import Any
 
 import gradio as gr
 
-from app.services import runs
+from app.services import resuming, runs
 from app.services.views import LogChunk, RunView
-from app.ui import conversion
-from app.ui.commands import submit_line
+from app.ui import conversion, results, training_result
+from app.ui.commands import submit_line, yaml_tree
 from app.ui.components import state
 from app.ui.components.chart import Chart, chart_payload
 from app.ui.components.elements import Node, el
 from app.ui.components.log_view import LogView, log_payload
 from app.ui.components.panel import Panel, action, notice
 from app.ui.page import POLL_SECONDS, QUIET, attempt, problem, problem_of, run_link, user_of
+from speculators_core.params import JobKind, parse_params
 
 FAR_BEHIND = 256 * 1024
 STOPPABLE = ("queued", "running", "cancelling")
@@ -75,7 +76,7 @@ def _refresh(at: dict[str, Any]) -> list[Any]:
     run = runs.get(at["run"])
     rows = runs.metrics(run.id, after=at["after"])
     chunk = _unread(run.id, at["end"])
-    trees = header_tree(run), result_tree(run), rest_tree(run)
+    trees = header_tree(run), results.tree(run), rest_tree(run)
     hashes = tuple(hash(str(tree)) for tree in trees)
     now = {
         "run": run.id,
@@ -111,6 +112,8 @@ def _act(what: str, run_id: str, user: str) -> Node:
     elif what == "retry":
         again = runs.retry(run_id, user)
         return notice("success", "Queued again as", run_link(again))
+    elif what == "resume":
+        resuming.resume(run_id, user)
     return el("div")
 
 
@@ -137,6 +140,8 @@ def _buttons(run: RunView) -> list[Node]:
         asked = run.state == "cancelling"
         word = "Stopping…" if asked else "Stop" if run.kind == "deploy" else "Cancel"
         found.append(_button(word, "stop", None if asked else "cancel", run.id))
+    if resume := training_result.resume_button(run):
+        found.append(resume)
     if run.ended:
         found.append(_button("Retry", "", "retry", run.id))
     return found
@@ -187,25 +192,28 @@ def _facts(run: RunView) -> list[tuple[str, Any]]:
     return found
 
 
-def result_tree(run: RunView) -> Node | None:
-    """What stands before the log: what a conversion made, and what there is to decide."""
-    return conversion.result_tree(run) if run.kind == "convert" else None
-
-
 def rest_tree(run: RunView) -> Node:
     """Result, the run's own parameters, the command line."""
     return el(
         "div",
-        None if run.kind == "convert" else _result(run.result),
+        None if results.has_view(run.kind) else _result(run.result),
         el(
             "section",
             el("h2", "Parameters"),
             _values(run.params),
             state.command(submit_line(run.kind, run.params)),
+            _yaml(run),
             cls="card",
         ),
         cls="stack",
     )
+
+
+def _yaml(run: RunView) -> Node | None:
+    """Of runs whose parameters people keep as files."""
+    if run.kind is not JobKind.TRAIN:
+        return None
+    return attempt(lambda: yaml_tree(parse_params(run.kind, run.params)))
 
 
 def _result(result: dict[str, Any] | None) -> Node | None:

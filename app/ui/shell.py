@@ -11,7 +11,7 @@ from fastapi.responses import FileResponse
 
 from app.services import runs
 from app.settings import Settings, settings
-from app.ui import convert, deploy, home, models, playground, train
+from app.ui import convert, data, deploy, home, models, playground, train
 from app.ui import runs as runs_page
 from app.ui.theme import STYLESHEET, theme
 from speculators_core.errors import NotFound
@@ -29,6 +29,7 @@ def build() -> gr.Blocks:
     for name, path, page in (
         ("Playground", "/playground", playground),
         ("Runs", "/runs", runs_page),
+        ("Data", "/data", data),
         ("Convert", "/convert", convert),
         ("Train", "/train", train),
         ("Deploy", "/deploy", deploy),

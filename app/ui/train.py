@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,67 +10,77 @@ import gradio as gr
 
 from app.services import references, runs
 from app.services.views import RunView
-from app.ui.choices import verifier_names
-from app.ui.commands import submit_line
+from app.ui import training_fields
+from app.ui.capacity import of_chain, require_room
+from app.ui.choices import speculator_names, verifier_names
+from app.ui.commands import submit_line, yaml_tree
 from app.ui.components import state
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel, notice
-from app.ui.forms import Form
+from app.ui.forms import Form, Mirror
 from app.ui.page import QUIET, SUBMIT, attempt, frame, keep_current, run_link, user_of
-from app.ui.training_data import DataChoice, data_section
-from app.ui.training_presets import PRESETS, preset_values
-from speculators_core.params import JobKind, TrainParams
+from app.ui.training_data import DataChoice, DataSection, data_section
+from app.ui.training_presets import NAMES, expectation, values_of
+from speculators_core.params import JobKind, Params, TrainParams
 
-MAIN = ("epochs", "max_minutes", "lr", "tokens_per_batch", "ttt_steps")
-ADVANCED = tuple(
-    name for name in TrainParams.model_fields if name not in {"data", "verifier", *MAIN}
-)
+PREPARED = "run:PREPARED"
+"""Stands for data that does not exist yet."""
 
 
 def build(blocks: gr.Blocks) -> None:
     """The page at /train."""
-    form = Form(TrainParams, {"data": "run:PREPARED"})
+    form = Form(TrainParams)
+    start = values_of(NAMES[0])
     with frame("Train") as navigation:
         Panel(introduction())
         with gr.Row():
-            form.draw("verifier")
-            preset = gr.Radio(
-                list(PRESETS),
-                value=PRESETS[0],
-                label="Preset",
-                info="Quick: minutes, to see the whole way once. Demo: what the demo does",
-                elem_id="preset",
-            )
-        data = data_section(blocks)
-        with gr.Row():
-            form.draw(*MAIN)
-        with gr.Accordion("Advanced", open=False), gr.Row():
-            form.draw(*ADVANCED)
+            form.draw(*training_fields.TOP)
+        preset = gr.Radio(
+            NAMES, value=NAMES[0], label="Preset", info="Fills the fields below", elem_id="preset"
+        )
+        expected = Panel(expectation(NAMES[0]), elem_id="expectation")
+        data = data_section(blocks, start)
+        training_fields.draw(form, start[JobKind.TRAIN])
+        needed = Panel(elem_id="train-estimate")
         with gr.Row(elem_classes="sl-actions"):
             go = gr.Button("Train", variant="primary", elem_id="train", scale=0)
-        command = Panel(elem_id="train-command")
         answer = Panel(elem_id="train-answer")
+        command = Panel(elem_id="train-command")
 
-    split = len(data.inputs)
+    split, kept = len(data.inputs), len(training_fields.TOP)
 
     def check(*entered: Any) -> list[Any]:
-        return [*data.marks(entered[:split]), *form.marks(entered[split:])]
+        return [*data.marks(entered[:split]), *form.marks(entered[split:], data=PREPARED)]
 
     def submit(request: gr.Request, *entered: Any) -> Node:
         def work() -> Node:
-            choice, values = data.choice(entered[:split]), form.values(entered[split:])
-            return chain_tree(submit_chain(choice, values, user_of(request)))
+            values = form.values(entered[split:])
+            params = form.params(entered[split:], data=PREPARED)
+            seen = data.seen(entered[:split])
+            require_room(seen, params)
+            return chain_tree(submit_chain(data.choice(entered[:split]), values, user_of(request)))
 
         return attempt(work)
 
     def choose(name: str) -> list[Any]:
-        chosen = preset_values(name)
-        return [*data.entered(chosen), *form.entered(chosen.get(JobKind.TRAIN, {}))[1:]]
+        chosen = values_of(name)
+        return [
+            expectation(name),
+            *data.entered(chosen),
+            *form.entered(chosen.get(JobKind.TRAIN, {}))[kept:],
+        ]
+
+    def follow(text: str) -> list[Node]:
+        return followed(data, form, json.loads(text))
 
     go.click(submit, [*data.inputs, *form.inputs], answer, validator=check, **SUBMIT)
-    preset.input(choose, preset, [*data.preset_inputs, *form.inputs[1:]], **QUIET)
-    form.show_command(command, JobKind.TRAIN, blocks)
-    form.open_with(blocks, {"verifier": verifier_names})
+    preset.input(choose, preset, [expected, *data.preset_inputs, *form.inputs[kept:]], **QUIET)
+    Mirror(blocks, [*data.inputs, *form.inputs]).change(follow, [needed, command])
+    form.open_with(
+        blocks,
+        {"verifier": verifier_names, "start_from": speculator_names},
+        empty=("start_from",),
+    )
     keep_current(blocks, "Train", navigation, lambda request: [], [])
 
 
@@ -87,35 +98,77 @@ def introduction() -> Node:
     )
 
 
-def submit_chain(choice: DataChoice, values: Mapping[str, Any], user: str) -> list[RunView]:
-    """Submit what is missing before the training, then the training; each needs the one before."""
-    verifier = str(values["verifier"])
-    references.check_params(JobKind.TRAIN, {**values, "data": "run:PREPARED"})
-    chain: list[RunView] = []
-    prepared = choice.prepared
-    if prepared is None:
-        prepared = _submit_data(choice, verifier, user, chain)
-    training = {**values, "data": prepared}
-    chain.append(runs.submit(JobKind.TRAIN, training, owner=user))
-    return chain
+def followed(data: DataSection, form: Form, entered: Sequence[Any]) -> list[Node]:
+    """What the form as it is would take, and how the same is asked for elsewhere."""
+    split = len(data.inputs)
+    choice = data.seen(entered[:split])
+    values = {**form.values(entered[split:]), "data": choice.prepared or PREPARED}
+    problems = form.problems(entered[split:], data=values["data"])
+    if problems:
+        whole = problems.get("")
+        told = notice("warning", whole) if whole else el("div")
+        return [told, commands_tree(choice, values)]
+    params = form.params(entered[split:], data=values["data"])
+    return [attempt(lambda: of_chain(choice, params)), commands_tree(choice, values, params)]
 
 
-def _submit_data(choice: DataChoice, verifier: str, user: str, chain: list[RunView]) -> str:
+def commands_tree(
+    choice: DataChoice, values: Mapping[str, Any], params: Params | None = None
+) -> Node:
+    """The command lines of the chain, and the training as YAML once it is valid."""
+    lines = [submit_line(kind, chosen) for kind, chosen in chain(choice, values)]
+    return el(
+        "div",
+        [state.command(line, _numbered(i, len(lines))) for i, line in enumerate(lines, 1)],
+        yaml_tree(params) if params else None,
+        cls="stack",
+    )
+
+
+def _numbered(i: int, count: int) -> str:
+    if count == 1:
+        return "Same from a terminal"
+    return f"{i}. from a terminal" + (", with the ids of the runs before it" if i > 1 else "")
+
+
+def chain(choice: DataChoice, values: Mapping[str, Any]) -> list[tuple[JobKind, dict[str, Any]]]:
+    """Kind and parameters of each run that is missing; each stands for the run before it by
+    `run:KIND`, as nothing is submitted yet."""
+    verifier = values.get("verifier")
+    training = {**values, "data": choice.prepared or PREPARED}
+    if choice.prepared:
+        return [(JobKind.TRAIN, training)]
+    found = []
     chats = choice.chats
     if chats is None:
-        writing = {**choice.self_write, "verifier": verifier}
-        chain.append(runs.submit(JobKind.SELF_WRITE, writing, owner=user))
-        chats = f"run:{chain[-1].id}"
+        found.append((JobKind.SELF_WRITE, {**choice.self_write, "verifier": verifier}))
+        chats = "run:WRITTEN"
     preparing = {**choice.prepare, "data": [chats], "verifier": verifier}
-    references.check_params(JobKind.PREPARE, preparing)
-    chain.append(runs.submit(JobKind.PREPARE, preparing, owner=user))
-    return f"run:{chain[-1].id}"
+    return [*found, (JobKind.PREPARE, preparing), (JobKind.TRAIN, training)]
 
 
-def chain_tree(chain: Sequence[RunView]) -> Node:
+def submit_chain(choice: DataChoice, values: Mapping[str, Any], user: str) -> list[RunView]:
+    """Submit what is missing before the training, then the training; each needs the one before."""
+    planned = chain(choice, values)
+    for kind, params in planned:
+        references.check_params(kind, params)
+    made: list[RunView] = []
+    for kind, params in planned:
+        params = {name: _real(value, made) for name, value in params.items()}
+        made.append(runs.submit(kind, params, owner=user))
+    return made
+
+
+def _real(value: Any, made: Sequence[RunView]) -> Any:
+    if isinstance(value, list):
+        return [_real(item, made) for item in value]
+    return f"run:{made[-1].id}" if value in (PREPARED, "run:WRITTEN") else value
+
+
+def chain_tree(made: Sequence[RunView]) -> Node:
     """The runs that a form has become, in their order, and the same from a terminal."""
-    links = [part for run in chain for part in (el("span", "→", cls="quiet"), run_link(run))][1:]
-    lines = [submit_line(run.kind, run.params) for run in chain]
+    links = [part for run in made for part in (el("span", "→", cls="quiet"), run_link(run))][1:]
+    lines = [submit_line(run.kind, run.params) for run in made]
     return el(
         "div",
         notice("success", "Queued:", *links),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from app.services import data_sets, uploads
+from app.services import capacity, data_sets, uploads
 from app.ui.choices import data_names
 from app.ui.forms import Form
 from app.ui.page import QUIET
@@ -21,28 +22,36 @@ _VERIFIER = {"verifier": "chosen above"}  # these two models need one; the page 
 
 @dataclass(frozen=True)
 class DataChoice:
-    """What to train on: `prepared` data, or `chats` to prepare, or (neither) chats to write."""
+    """What to train on: `prepared` data, or `chats` to prepare, or (neither) chats to write.
+
+    `tokens`: about so many; None where that can't be known yet.
+    """
 
     self_write: dict[str, Any] = field(default_factory=dict)
     prepare: dict[str, Any] = field(default_factory=dict)
     prepared: str | None = None
     chats: str | None = None
+    tokens: int | None = None
+    draft_vocab_size: int | None = None
 
 
 class DataSection:
-    """The fields of this part of the page."""
+    """The fields of this part of the page, as a preset starts them."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Mapping[JobKind, Mapping[str, Any]]) -> None:
         self.writing, self.preparing = Form(SelfWriteParams), Form(PrepareParams)
         self.source = gr.Radio(
             [WRITTEN, REGISTERED, UPLOADED], value=WRITTEN, label="Data", elem_id="source"
         )
         with gr.Row() as self.written:
-            self.writing.draw("domain", "samples", "held_out", "max_answer_tokens")
+            self.writing.draw(
+                *("domain", "samples", "held_out", "max_prompt_tokens", "max_answer_tokens"),
+                start=start[JobKind.SELF_WRITE],
+            )
         self.registered = gr.Dropdown(
             [],
             label="Data set",
-            info="Chats, or data that is prepared already",
+            info="Chats, or data that is prepared already; more on the Data page",
             visible=False,
             elem_id="data-set",
         )
@@ -52,8 +61,11 @@ class DataSection:
             visible=False,
             elem_id="upload",
         )
-        with gr.Row():
-            self.preparing.draw("seq_length", "draft_vocab_size", "validation_fraction")
+        with gr.Row() as self.prepared:
+            self.preparing.draw(
+                *("seq_length", "draft_vocab_size", "validation_fraction"),
+                start=start[JobKind.PREPARE],
+            )
 
     @property
     def preset_inputs(self) -> list[Any]:
@@ -84,16 +96,35 @@ class DataSection:
 
     def choice(self, entered: Sequence[Any]) -> DataChoice:
         """What was chosen; an uploaded file is checked and kept. Raises `InputError`."""
+        seen = self.seen(entered)
+        where, name, file, *_ = self._parts(entered)
+        if where == REGISTERED and not name:
+            raise InputError("no data set is chosen", hint="choose one")
+        if where != UPLOADED:
+            return seen
+        if not file:
+            raise InputError("no file was uploaded", hint="choose a JSONL file of chats")
+        return replace(seen, chats=uploads.keep_chats(file).name)
+
+    def seen(self, entered: Sequence[Any]) -> DataChoice:
+        """What is chosen while the form is being filled; nothing is kept, a file is its name."""
         where, name, file, wrote, prepared = self._parts(entered)
         writing, preparing = self.writing.values(wrote), self.preparing.values(prepared)
+        size = preparing.get("draft_vocab_size")
+        vocabulary = int(size) if size and str(size).isdecimal() else None
+        found = DataChoice(prepare=preparing, draft_vocab_size=vocabulary)
         if where == WRITTEN:
-            return DataChoice(self_write=writing, prepare=preparing)
+            return replace(found, self_write=writing, tokens=_written(writing))
         if where == UPLOADED:
-            return DataChoice(prepare=preparing, chats=_keep(file))
+            return replace(found, chats="FILE", tokens=_uploaded(file))
+        if not name:
+            return replace(found, chats="DATA")
         chosen = data_sets.get(str(name))
-        if chosen.kind == "prepared":
-            return DataChoice(prepared=chosen.name)
-        return DataChoice(prepare=preparing, chats=chosen.name)
+        tokens = capacity.of_data_set(chosen)
+        if chosen.kind != "prepared":
+            return replace(found, chats=chosen.name, tokens=tokens)
+        known = chosen.facts.get("draft_vocab_size")
+        return DataChoice(prepared=chosen.name, tokens=tokens, draft_vocab_size=known)
 
     def _parts(self, entered: Sequence[Any]) -> tuple[Any, Any, Any, Sequence[Any], Sequence[Any]]:
         where, name, file, *rest = entered
@@ -101,15 +132,18 @@ class DataSection:
         return where, name, file, rest[:split], rest[split:]
 
 
-def data_section(blocks: gr.Blocks) -> DataSection:
+def data_section(blocks: gr.Blocks, start: Mapping[JobKind, Mapping[str, Any]]) -> DataSection:
     """Place the section here; only the fields of the chosen source are seen."""
-    section = DataSection()
+    section = DataSection(start)
 
-    def show(where: str) -> list[Any]:
+    def show(where: str, name: str | None) -> list[Any]:
+        kinds = {one.name: one.kind for one in data_sets.list_data_sets()}
+        ready = where == REGISTERED and kinds.get(name or "") == "prepared"
         return [
             gr.Row(visible=where == WRITTEN),
             gr.Dropdown(visible=where == REGISTERED),
             gr.File(visible=where == UPLOADED),
+            gr.Row(visible=not ready),
         ]
 
     def opened(request: gr.Request) -> list[Any]:
@@ -117,13 +151,26 @@ def data_section(blocks: gr.Blocks) -> DataSection:
         known = gr.Dropdown(choices=data_names("chats", "prepared"), value=named)
         return [known, gr.Radio(value=REGISTERED) if named else gr.skip()]
 
-    shown = [section.written, section.registered, section.uploaded]
-    section.source.change(show, section.source, shown, **QUIET)
+    shown = [section.written, section.registered, section.uploaded, section.prepared]
+    chosen = [section.source, section.registered]
+    section.source.change(show, chosen, shown, **QUIET)
+    section.registered.input(show, chosen, shown, **QUIET)
     blocks.load(opened, None, [section.registered, section.source], **QUIET)
     return section
 
 
-def _keep(file: str | None) -> str:
-    if not file:
-        raise InputError("no file was uploaded", hint="choose a JSONL file of chats")
-    return uploads.keep_chats(file).name
+def _uploaded(file: Any) -> int | None:
+    """Tokens in a file, as the browser describes it or as it has arrived here."""
+    size = file.get("size") if isinstance(file, Mapping) else None
+    if isinstance(file, str):
+        size = Path(file).stat().st_size
+    return capacity.tokens_in(size) if size else None
+
+
+def _written(writing: Mapping[str, Any]) -> int | None:
+    """Tokens that the verifier would write at most."""
+    try:
+        longest = int(writing["max_prompt_tokens"]) + int(writing["max_answer_tokens"])
+        return int(writing["samples"]) * longest
+    except (KeyError, ValueError):
+        return None

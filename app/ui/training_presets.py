@@ -1,25 +1,31 @@
-"""Presets of the training page: what differs from the defaults, for each kind of the chain."""
+"""Presets of the Train page: their values by kind, and what may be expected of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from app.services import demo
+from app.ui.components.elements import Node, el
 from speculators_core.params import JobKind
+from speculators_core.training.presets import DEMO, PRESETS, Preset
 
-DEFAULT, QUICK, DEMO = PRESETS = ("Default", "Quick", "Demo")
-
-_QUICK: dict[JobKind, dict[str, Any]] = {
-    JobKind.SELF_WRITE: {"samples": 48, "held_out": 8, "max_answer_tokens": 48},
-    JobKind.PREPARE: {"draft_vocab_size": 2048},
-    JobKind.TRAIN: {"epochs": 4, "max_minutes": 4.0, "validate_every": 20},
-}
+Values = Mapping[JobKind, Mapping[str, Any]]
+NAMES = [preset.name for preset in PRESETS]
 
 
-def preset_values(name: str) -> dict[JobKind, dict[str, Any]]:
+def values_of(name: str) -> Values:
     """Parameters by kind; what is not named keeps its default."""
-    if name == QUICK:
-        return _QUICK
-    if name == DEMO:
-        return {stage.kind: dict(stage.params) for stage in demo.stages() if stage.kind in _QUICK}
-    return {}
+    chosen = _named(name)
+    if chosen is DEMO:  # exactly the demo's, so that what it has made is used again
+        return {stage.kind: stage.params for stage in demo.stages() if stage.kind in DEMO.params}
+    return chosen.params
+
+
+def expectation(name: str) -> Node:
+    """What to expect of it, in words."""
+    return el("p", el("strong", "What to expect: "), _named(name).expectation, cls="quiet")
+
+
+def _named(name: str) -> Preset:
+    return next((preset for preset in PRESETS if preset.name == name), DEMO)

@@ -43,15 +43,34 @@ def first_run(page: Page) -> None:
     page.wait_for_selector("#run-chart .plot svg", timeout=30_000)
 
 
+def filled(selector: str) -> Callable[[Page], None]:
+    """Until this is there."""
+
+    def wait(page: Page) -> None:
+        page.wait_for_selector(selector, timeout=30_000)
+
+    return wait
+
+
+def train(page: Page) -> None:
+    """The Train page on prepared data, a group of fields and the YAML unfolded."""
+    page.wait_for_selector("#train-estimate .card", timeout=30_000)
+    page.get_by_role("button", name="Draft: layers").click()
+    page.locator("#train-command summary").click()
+
+
 SHOTS: dict[str, tuple[str, Callable[[Page], None]]] = {
     "home": ("/", nothing),
     "playground": ("/playground", ask),
     "runs": ("/runs", nothing),
     "run": ("/runs?kind=train", first_run),
+    "data": ("/data?form=prepare&data=gsm8k", filled("#prepare-needs .card")),
+    "data-set": ("/data?set=shop-talk&sample=16", filled("#sample .trained")),
     "convert": ("/convert", nothing),
-    "train": ("/train", nothing),
+    "train": ("/train?data=shop-talk", train),
     "deploy": ("/deploy", nothing),
-    "models": ("/models", nothing),
+    "models": ("/models?form=launch&speculator=smollm2-maths", filled("#launch-lines code")),
+    "models-push": ("/models?form=push&speculator=smollm2-maths", nothing),
 }
 
 

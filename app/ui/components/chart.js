@@ -21,6 +21,7 @@ function open(figure) {
     caption.append(note);
   }
   plot.className = "plot";
+  box.classList.toggle("small", Boolean(figure.small));
   box.append(caption, plot);
   root.appendChild(box);
   new ResizeObserver(() => plot.data && plot.offsetWidth && window.Plotly.Plots.resize(plot)).observe(plot);
@@ -45,13 +46,18 @@ function traces(known) {
   });
 }
 
+function band(low, high) {
+  return { type: "rect", xref: "paper", x0: 0, x1: 1, y0: low, y1: high, layer: "below", fillcolor: "rgba(0,114,178,0.13)", line: { width: 0 } };
+}
+
 function layout(figure) {
   return {
-    uirevision: run, height: 270, margin: { l: 48, r: 12, t: 28, b: 40 }, font: FONT,
+    uirevision: run, height: figure.small ? 190 : 270, margin: { l: 48, r: 12, t: 28, b: 40 }, font: FONT,
     paper_bgcolor: "transparent", plot_bgcolor: "transparent", hovermode: "x unified",
     hoverlabel: { bgcolor: "#20242c", bordercolor: "#20242c", font: { color: "#f2f4f7", size: 12 } },
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
     xaxis: axis(figure.x || "optimiser step", { rangemode: "tozero" }), yaxis: axis(figure.y, figure.range ? { range: figure.range } : {}),
+    shapes: figure.band ? [band(...figure.band)] : [],
   };
 }
 

@@ -13,6 +13,7 @@ import plotly
 
 from app.services.views import MetricView
 from app.ui.components.live import Live
+from speculators_core.training.presets import REFERENCE
 
 PLOTLY = Path(plotly.__file__).with_name("package_data") / "plotly.min.js"
 VALIDATION = ", validation"
@@ -35,39 +36,78 @@ class Chart(Live):
 
 def chart_payload(run_id: str, rows: Sequence[MetricView], after: int) -> dict[str, Any]:
     """The points of `rows`, which follow metric row `after` (0: from the start)."""
+    figures = [
+        _loss(rows),
+        _acceptance(rows),
+        _length(rows),
+        *(_small(rows, *one) for one in SMALL),
+    ]
     return {
         "run": run_id,
         "after": after,
         "last": rows[-1].id if rows else after,
-        "figures": [figure for figure in (_loss(rows), _acceptance(rows)) if figure["series"]],
+        "figures": [figure for figure in figures if figure["series"]],
     }
+
+
+SMALL = (
+    ("coverage", "Coverage", "share of the verifier's first choices"),
+    ("grad_norm", "Gradient norm", "before clipping"),
+    ("lr", "Learning rate", "rate"),
+    ("tokens_per_second", "Speed", "tokens/s"),
+    ("memory_gb", "Memory", "GB"),
+    ("skipped", "Skipped", "samples"),
+)
+"""Metrics with a small chart of their own: name, title, unit."""
+
+
+def _small(rows: Sequence[MetricView], name: str, title: str, unit: str) -> dict[str, Any]:
+    wanted = [(name, title, 0, False), (f"val_{name}", f"{title}{VALIDATION}", 0, True)]
+    return {"id": name, "title": title, "y": unit, "small": True, "series": _series(rows, wanted)}
 
 
 def _loss(rows: Sequence[MetricView]) -> dict[str, Any]:
-    series = [("loss", "training", 0, False), ("val_loss", "validation", 1, True)]
-    return {"id": "loss", "title": "Loss", "y": "loss (nats)", "series": _series(rows, series)}
+    wanted = [("loss", "training", 0, False), ("val_loss", "validation", 1, True)]
+    steps = _draft_steps(rows, "loss")
+    wanted += [(f"loss_{k}", f"step {k + 1}", k + 2, False) for k in steps if len(steps) > 1]
+    return {"id": "loss", "title": "Loss", "y": "loss (nats)", "series": _series(rows, wanted)}
 
 
 def _acceptance(rows: Sequence[MetricView]) -> dict[str, Any]:
-    series = []
-    for step in _draft_steps(rows):
-        series.append((f"acceptance_{step}", f"position {step + 1}", step, False))
-        series.append((f"val_acceptance_{step}", f"position {step + 1}{VALIDATION}", step, True))
+    wanted = []
+    for k in _draft_steps(rows, "acceptance"):
+        wanted.append((f"acceptance_{k}", f"position {k + 1}", k, False))
+        wanted.append((f"val_acceptance_{k}", f"position {k + 1}{VALIDATION}", k, True))
     return {
         "id": "acceptance",
         "title": "Acceptance by draft position",
-        "note": "dotted: validation",
+        "note": f"dotted: validation; band: position 1 after {REFERENCE.about}",
         "y": "accepted share",
         "range": [0, 1],
-        "series": _series(rows, series),
+        "band": [REFERENCE.low, REFERENCE.high],
+        "series": _series(rows, wanted),
     }
 
 
-def _draft_steps(rows: Iterable[MetricView]) -> list[int]:
+def _length(rows: Sequence[MetricView]) -> dict[str, Any]:
+    wanted = [
+        ("acceptance_length", "training, all chains", 0, False),
+        ("val_served_acceptance_length", "validation, as served", 1, True),
+        ("held_out_acceptance_length", "held out, reference engine", 2, True),
+    ]
+    return {
+        "id": "length",
+        "title": "Acceptance length",
+        "y": "tokens a step",
+        "small": True,
+        "series": _series(rows, wanted),
+    }
+
+
+def _draft_steps(rows: Iterable[MetricView], metric: str) -> list[int]:
     names = {name for row in rows for name in row.values}
-    return sorted(
-        {int(m[1]) for m in (re.fullmatch(r"(?:val_)?acceptance_(\d+)", n) for n in names) if m}
-    )
+    found = (re.fullmatch(rf"(?:val_)?{metric}_(\d+)", name) for name in names)
+    return sorted({int(match[1]) for match in found if match})
 
 
 def _series(
