@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -17,10 +18,10 @@ from speculators_core.params import TrainParams
 from speculators_core.progress import Progress, Quiet
 from speculators_core.training.launch import ANSWER, ERRORS, REQUEST, STOP
 from speculators_core.training.train import train_here
-from speculators_core.training.world import join, leave
+from speculators_core.training.world import World, join, leave
 
 
-class _Told(Events):
+class _Voice(Events):
     """What the first process says; it hears a wish to stop from a file."""
 
     def __init__(self, place: Path) -> None:
@@ -34,38 +35,41 @@ class _Told(Events):
 def main(place: Path) -> int:
     """Train; 1 where it failed, which ends the others."""
     die_with_parent()
-    request = json.loads((place / REQUEST).read_text())
-    rank, local = os.environ["RANK"], os.environ["LOCAL_RANK"]
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the whole group gets it; the file says it too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    world = join()
     try:
-        answer = _trained(request, place)
-    except SpeclabError as error:
-        _write(place, f"{ERRORS}/{rank}", error.as_dict())
-        return 1
+        answer = _trained(place, world)
     except Exception as error:
-        traceback.print_exc()
-        unexpected = SpeclabError(
-            f"process {rank} failed: {type(error).__name__}: {error}",
-            hint="the log says where it happened",
-        )
-        _write(place, f"{ERRORS}/{rank}", unexpected.as_dict())
+        _write(place, f"{ERRORS}/{world.rank}", _told(error, world.rank))
+        world.fail()
         return 1
-    if local == "0":
+    if world.local_rank == 0:
         _write(place, ANSWER, answer)
     leave()
     return 0
 
 
-def _trained(request: dict[str, object], place: Path) -> dict[str, object]:
+def _trained(place: Path, world: World) -> dict[str, object]:
+    request = json.loads((place / REQUEST).read_text())
     params = TrainParams.model_validate(request["params"])
-    output, resume = Path(str(request["output"])), request["resume"]
-    world = join()
-    progress: Progress = _Told(place) if world.first else Quiet()
-    earlier = Path(str(resume)) if resume else None
+    progress: Progress = _Voice(place) if world.first else Quiet()
+    resume = Path(request["resume"]) if request["resume"] else None
     try:
-        result = train_here(params, output, progress, earlier, world)
+        result = train_here(params, Path(request["output"]), progress, resume, world)
     except Stopped as stopped:
         return {"stopped": stopped.message}
     return result.model_dump(mode="json")
+
+
+def _told(error: Exception, rank: int) -> dict[str, str | None]:
+    if isinstance(error, SpeclabError):
+        return error.as_dict()
+    traceback.print_exception(error)
+    return SpeclabError(
+        f"process {rank} failed: {type(error).__name__}: {error}",
+        hint="the log says where it happened",
+    ).as_dict()
 
 
 def _write(place: Path, name: str, told: object) -> None:

@@ -23,8 +23,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from speculators_core.errors import SpeclabError
+
 PATIENCE = timedelta(seconds=90)
 _LOOK_S = 0.2
+_FAILED = "failed"
 
 Made = TypeVar("Made")
 Row = TypeVar("Row")
@@ -88,9 +91,16 @@ class World:
         else:
             self._await(name)
 
+    def fail(self) -> None:
+        """Tell those who wait for this process that they wait in vain."""
+        if self.store is not None:
+            self.store.set(_FAILED, str(self.rank))
+
     def _await(self, name: str) -> None:
         assert self.store is not None
         while not self.store.check([name]):
+            if self.store.check([_FAILED]):
+                raise SpeclabError(f"process {self.store.get(_FAILED).decode()} failed")
             time.sleep(_LOOK_S)
 
 
@@ -133,7 +143,7 @@ def shared(module: nn.Module, world: World, sharding: str) -> nn.Module:
     if sharding == "fsdp":
         mesh = dist.init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (world.size,))
         return fully_shard(module, mesh=mesh)
-    return DistributedDataParallel(module, broadcast_buffers=False)
+    return DistributedDataParallel(module, forward_sync_buffers=False)
 
 
 @contextmanager
@@ -160,6 +170,11 @@ def assembled(module: nn.Module) -> Iterator[None]:
             module.reshard()
     else:
         yield
+
+
+def in_parts(module: nn.Module) -> bool:
+    """Whether this process holds only a part of its parameters."""
+    return any(isinstance(parameter, DTensor) for parameter in module.parameters())
 
 
 def whole(tensor: Tensor) -> Tensor:
