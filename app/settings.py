@@ -53,6 +53,12 @@ class Settings(BaseSettings):
     demo_scale: Literal["full", "small"] = Field(
         "full", description="small: a demo of minutes with a weak speculator, for tests"
     )
+    cache_days: float | None = Field(
+        None,
+        ge=0,
+        description="hidden states and other caches that nobody used for so long are removed by "
+        "the worker; empty: never",
+    )
     trace_stream_length: int = Field(20_000, ge=1, description="trace records kept a deployment")
 
     @field_validator("home")

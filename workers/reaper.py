@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sqlalchemy import func, or_, select
 
-from app.services import claims
+from app.services import caches, claims
 from app.services.views import RunView
 from app.settings import settings
 from app.store.engine import reading
@@ -41,6 +41,7 @@ HOST_GONE_S = 3600.0
 (`supervision.ISOLATED_AFTER_S`)."""
 _LOOK_BACK = timedelta(days=1)
 _PARTIAL_IDLE_S = 600.0
+_CLEAN_EVERY_S = 3600.0
 _OUTPUT_FOLDERS = ("verifiers", "datasets", "speculators")
 _Sign = tuple[int, datetime | None]
 
@@ -52,6 +53,7 @@ class Reaper:
         self.host = host
         self._every_s = SWEEP_BEATS * settings().heartbeat_seconds
         self._first_seen: dict[str, tuple[_Sign, float]] = {}
+        self._clean_at = 0.0  # time.monotonic() of the next look at caches
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._sweep_on, name="reaper", daemon=True)
 
@@ -73,6 +75,7 @@ class Reaper:
             lambda: claims.free_stale_slots(self.host),
             lambda: claims.wake(claims.unwoken(2 * self._every_s)),
             self.remove_partial_outputs,
+            self.clean_caches,
         )
         for step in steps:
             try:
@@ -140,6 +143,15 @@ class Reaper:
                     if _last_written(partial) < before:
                         logger.info("removing %s, which nobody finished", partial)
                         shutil.rmtree(partial, ignore_errors=True)
+
+    def clean_caches(self) -> None:
+        """Once an hour, remove caches that are older than the setting allows."""
+        days = settings().cache_days
+        if days is None or time.monotonic() < self._clean_at:
+            return
+        self._clean_at = time.monotonic() + _CLEAN_EVERY_S
+        for cache in caches.clean(days):
+            logger.info("removed %s, unused for %g days: %s", cache.path, days, cache.about)
 
     def _reap(self, run: RunView) -> None:
         if not end_leftovers(run.id, run.attempt):

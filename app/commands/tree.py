@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import typer
 
-from app.commands import core, generate, hub, inspect, machine, queue, serve, train
+from app.commands import caches, core, generate, hub, inspect, machine, queue, serve, train
 from app.commands.output import Misuse, fail
 from speculators_core.errors import SpeclabError
 
@@ -27,7 +27,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # its tables cut long flags short
     )
-    for group in (machine, inspect, core, hub, train, generate, serve, queue):
+    for group in (machine, caches, inspect, core, hub, train, generate, serve, queue):
         group.register(app)
     return app
 

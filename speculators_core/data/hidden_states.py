@@ -7,8 +7,7 @@
                               trained on; -1 elsewhere
         ids    [T] int32      the tokens they belong to
         lengths [D] int64,  sound [D] bool (false: quarantined, its states were not finite)
-    DIR/in-use                locked, shared, by every process that reads the cache; when it was
-                              last written is when the cache was last used
+    DIR/in-use                locked by every process that reads the cache (`occupancy`)
 
 A file holds documents of at most `TOKENS_A_FILE` tokens, or one longer document. Its header names
 layers, convention ("after k layers"), that `final` is not normed, the verifier, the dtype and the
@@ -19,10 +18,8 @@ made again.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import time
 import uuid
 from bisect import bisect_right
@@ -37,6 +34,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from speculators_core.data import capacity
+from speculators_core.data.occupancy import occupy
 from speculators_core.data.prepare import Prepared
 from speculators_core.data.states import StateProducer, States
 from speculators_core.errors import DataError, PairingError, Stopped, Unavailable
@@ -44,7 +42,6 @@ from speculators_core.progress import Progress, Quiet
 
 FORMAT = "speclab hidden states 2"
 TOKENS_A_FILE = 8192
-IN_USE = "in-use"
 QUARANTINE_LIMIT = 0.05
 _OPEN_FILES = 64  # mapped at once: a large cache has more than a process may open
 _ABANDONED_S = 3600.0  # after which a half-written file has no writer any more
@@ -112,7 +109,7 @@ def cache_states(
     """
     progress = progress or Quiet()
     header = expected_header(prepared, producer, dtype)
-    lock = _occupy(directory)
+    lock = occupy(directory, {**header, **_told(producer)})
     files = _plan(directory, prepared)
     _sweep(directory)
     missing = [file for file in files if not _usable(file, prepared, header, progress)]
@@ -153,22 +150,6 @@ def expected_header(
 def cache_key(header: dict[str, str]) -> str:
     """A short name for a cache directory: equal exactly where the header is."""
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _occupy(directory: Path) -> IO[bytes]:
-    """The directory, made if need be, held against being cleaned up for as long as the lock is
-    open. The cleaner locks it alone and takes the lock's file with it: then there is a new one."""
-    while True:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / IN_USE).open("ab")
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        try:
-            if os.fstat(lock.fileno()).st_ino == (directory / IN_USE).stat().st_ino:
-                os.utime(directory / IN_USE)
-                return lock
-        except FileNotFoundError:
-            pass
-        lock.close()
 
 
 def _plan(directory: Path, prepared: Prepared) -> list[_File]:
@@ -293,10 +274,9 @@ def _make(
         "lengths": torch.tensor([len(ids) for ids, _ in documents]),
         "sound": torch.tensor(sound),
     }
-    told = {"made_by": producer.made_by, "model": Path(producer.verifier.facts.path).name}
     partial = file.path.with_suffix(f".{uuid.uuid4().hex[:8]}.partial")  # two may share the cache
     try:
-        save_file(tensors, partial, metadata={**header, **told})
+        save_file(tensors, partial, metadata={**header, **_told(producer)})
         partial.rename(file.path)
     except (OSError, SafetensorError) as error:
         raise Unavailable(
@@ -306,6 +286,11 @@ def _make(
         ) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _told(producer: StateProducer) -> dict[str, str]:
+    """What a person wants to know beside; states are the same whoever made them."""
+    return {"made_by": producer.made_by, "model": Path(producer.verifier.facts.path).name}
 
 
 def _checked(states: States, length: int, number: int) -> States:

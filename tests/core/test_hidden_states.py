@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -14,8 +13,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from speculators_core.data import capacity, hidden_states, states
-from speculators_core.data.hidden_states import IN_USE, StateCache, cache_states
+from speculators_core.data import capacity, hidden_states, occupancy, states
+from speculators_core.data.hidden_states import StateCache, cache_states
 from speculators_core.data.prepare import Prepared, load_prepared
 from speculators_core.data.states import InProcess, States, Tokens
 from speculators_core.errors import DataError, PairingError, Stopped, Unavailable
@@ -188,7 +187,7 @@ def test_states_that_are_shorter_than_their_tokens_are_not_written(
     def short(n: int, found: list[States]) -> None:
         found[2] = States(found[2].aux, found[2].final[:-1], found[2].best)
 
-    with pytest.raises(DataError, match="document 2 has .* tokens, the verifier gave"):
+    with pytest.raises(DataError, match=r"document 2 has \d+ tokens, the verifier gave"):
         cache(producer=Counted(verifier, short))
     assert files_of(tmp_path) == []
 
@@ -315,28 +314,23 @@ def test_no_room_is_said_before_anything_is_computed(
     assert producer.asked == 0 and not files_of(tmp_path)
 
 
-def test_a_cache_that_is_read_is_locked_and_its_last_use_known(
+def test_a_cache_that_is_read_is_not_removed_and_its_last_use_is_known(
     cache: Callable[..., StateCache], tmp_path: Path
 ) -> None:
-    mark = tmp_path / "states" / IN_USE
+    place = tmp_path / "states"
     kept = cache()
-    os.utime(mark, (0, 0))
+    os.utime(place / occupancy.MARK, (0, 0))
     second = cache()
-    assert mark.stat().st_mtime > 0
-
-    def free() -> bool:
-        with mark.open("rb") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            return True
-
-    assert not free()
+    assert occupancy.last_used(place) > 0
+    assert occupancy.facts_of(place)["layers"] == "[2, 4, 5]"
     kept.lock.close()
-    assert not free()
+    assert occupancy.occupied(place) and not occupancy.remove(place)
+    assert len(files_of(tmp_path)) == FILES
     second.lock.close()
-    assert free()
+    assert not occupancy.occupied(place) and occupancy.remove(place)
+    assert not place.exists()
+    cache()
+    assert len(files_of(tmp_path)) == FILES
 
 
 def test_an_aux_layer_beyond_the_verifier_is_refused(

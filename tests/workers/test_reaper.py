@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from app.services import broker, claims, runs
+from app.settings import settings
 from app.store.engine import writing
 from app.store.models import Deployment, Run, RunState, Slot, now
+from speculators_core.data import occupancy
 from tests.workers.lab import submit, wait_for, wait_for_state
 from workers import leases, processes
 from workers.reaper import HOST_GONE_S, Reaper
@@ -241,3 +243,19 @@ def test_a_worker_told_to_end_hands_its_run_back_and_leaves_nothing(lab):
 
 def _stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def test_caches_are_cleaned_only_where_an_age_is_set(home, reaper, monkeypatch) -> None:
+    old = home / "datasets" / "chats.states-0123"
+    occupancy.occupy(old, {}).close()
+    os.utime(old / occupancy.MARK, (0, 0))
+    reaper.sweep()
+    assert old.exists()
+    monkeypatch.setenv("SPECLAB_CACHE_DAYS", "30")
+    settings.cache_clear()
+    reaper.sweep()
+    assert not old.exists()
+    occupancy.occupy(old, {}).close()
+    os.utime(old / occupancy.MARK, (0, 0))
+    reaper.sweep()  # within the hour: not looked at again
+    assert old.exists()

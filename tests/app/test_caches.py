@@ -1,0 +1,135 @@
+"""Caches: how large, when last used, by whom; and what is cleaned up."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from app import cli
+from app.services import caches, data_sets, runs
+from app.settings import settings
+from speculators_core.data import occupancy
+from speculators_core.errors import Conflict, InputError, NotFound
+
+FACTS = {"model": "tiny", "layers": "[2, 4, 5]", "dtype": "float32"}
+DAY = 86400.0
+
+
+def make(directory: Path, *, days: float = 0.0, size: int = 1000) -> Path:
+    """A cache that was used so many days ago, and that no process holds."""
+    occupancy.occupy(directory, FACTS).close()
+    (directory / "0000000-0000009.safetensors").write_bytes(b"x" * size)
+    then = datetime.now(UTC).timestamp() - days * DAY
+    os.utime(directory / occupancy.MARK, (then, then))
+    return directory
+
+
+@pytest.fixture
+def data(sqlite_store, tmp_path: Path) -> Path:
+    """A registered prepared data set."""
+    place = tmp_path / "prepared"
+    place.mkdir()
+    (place / "meta.json").write_text("{}")
+    data_sets.register(place, "mine", "prepared", samples=3)
+    return place
+
+
+def test_size_last_use_and_what_it_is_are_told(data: Path) -> None:
+    made = make(data.with_name("prepared.states-abc"), days=3)
+    (one,) = caches.list_caches()
+    assert one.path == str(made) and one.kind == "states"
+    assert 1000 <= one.size < 1200
+    assert timedelta(days=2.9) < datetime.now(UTC) - one.used_at < timedelta(days=3.1)
+    assert one.about == "hidden states: tiny, after layers [2, 4, 5], float32; of prepared"
+    assert not one.in_use and one.users == ()
+
+
+def test_old_ones_go_and_young_ones_stay(data: Path) -> None:
+    old = make(data.with_name("prepared.states-old"), days=40)
+    young = make(data.with_name("prepared.states-young"), days=20)
+    (removed,) = caches.clean(30)
+    assert removed.path == str(old)
+    assert not old.exists() and young.exists() and data.exists()
+    with pytest.raises(InputError):
+        caches.clean(-1)
+
+
+def test_what_a_process_holds_is_never_removed(data: Path) -> None:
+    held = make(data.with_name("prepared.states-held"), days=40)
+    with occupancy.occupy(held, FACTS):
+        os.utime(held / occupancy.MARK, (0, 0))
+        assert caches.list_caches()[0].in_use
+        assert caches.clean(0) == []
+        with pytest.raises(Conflict, match="in use by a process"):
+            caches.remove(held.name)
+    assert len(caches.clean(0)) == 1
+
+
+@pytest.mark.parametrize("named", ["mine", "path"])
+def test_what_a_run_that_has_not_ended_reads_is_never_removed(data: Path, named: str) -> None:
+    made = make(data.with_name("prepared.states-abc"), days=40)
+    reference = "mine" if named == "mine" else str(data)
+    run = runs.submit("train", {"data": reference, "verifier": str(data)}, owner="ada")
+    assert caches.list_caches()[0].users == (run.id,)
+    assert caches.clean(0) == []
+    with pytest.raises(Conflict, match=run.id):
+        caches.remove(made.name)
+    runs.cancel(run.id, "ada")
+    assert len(caches.clean(0)) == 1 and not made.exists()
+
+
+def test_one_can_be_removed_by_name(data: Path) -> None:
+    made = make(data.with_name("prepared.states-abc"))
+    caches.remove("prepared.states-abc")
+    assert not made.exists()
+    with pytest.raises(NotFound):
+        caches.remove("prepared.states-abc")
+
+
+def test_states_beside_data_that_nobody_registered_are_found_where_one_looks(
+    sqlite_store, tmp_path: Path
+) -> None:
+    made = make(tmp_path / "elsewhere" / "p.states-abc")
+    assert caches.list_caches() == []
+    assert [c.path for c in caches.list_caches([made.parent])] == [str(made)]
+
+
+def test_what_vllm_compiled_is_a_cache_too(sqlite_store) -> None:
+    directory = settings().home / "cache" / "vllm"
+    directory.mkdir(parents=True)
+    (directory / "kernel").write_bytes(b"x" * 500)
+    (one,) = caches.list_caches()
+    assert (one.kind, one.size, one.in_use) == ("vllm", 500, False)
+    caches.remove("vllm")
+    assert not directory.exists()
+
+
+def test_caches_of_an_older_version_can_go(data: Path) -> None:
+    """Without a mark, what counts is when the directory was written."""
+    old = data.with_name("prepared.states-old")
+    old.mkdir()
+    (old / "file").write_bytes(b"x")
+    os.utime(old, (0, 0))
+    assert len(caches.clean(30)) == 1 and not old.exists()
+
+
+def test_the_command_lists_and_cleans(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def speclab(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["caches", *arguments])
+        return int(str(ended.value.code)), capsys.readouterr().out
+
+    old = make(data.with_name("prepared.states-old"), days=40)
+    status, said = speclab()
+    assert status == 0 and "1.1 kB in all" in said and str(old) in said
+    status, said = speclab("--json")
+    assert [c["path"] for c in json.loads(said)["caches"]] == [str(old)]
+    assert speclab("--older-than", "3")[0] == 2
+    assert "nothing is old enough" in speclab("--clean", "--older-than", "50")[1]
+    status, said = speclab("--clean", "--json")
+    assert [c["path"] for c in json.loads(said)["removed"]] == [str(old)]
+    assert not old.exists()
