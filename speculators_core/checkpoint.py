@@ -6,6 +6,7 @@ built from it: vLLM would serve many broken files without a word.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -24,9 +25,15 @@ EMBEDDING = "embed_tokens.weight"
 """The one tensor that a file may leave out: its verifier's is used."""
 
 
-def save_speculator(draft: Eagle3Draft, directory: Path, *, overwrite: bool = False) -> None:
+def save_speculator(
+    draft: Eagle3Draft,
+    directory: Path,
+    *,
+    overwrite: bool = False,
+    beside: Mapping[str, str] | None = None,
+) -> None:
     """Write config.json and model.safetensors in the dtype that the config names; the embedding
-    unless it is the verifier's own."""
+    unless it is the verifier's own. `beside` are further texts by the names of their files."""
     dtype = getattr(torch, draft.config.dtype)
     tensors = {
         name: (t.to(dtype) if t.is_floating_point() else t).detach().cpu().contiguous()
@@ -35,7 +42,8 @@ def save_speculator(draft: Eagle3Draft, directory: Path, *, overwrite: bool = Fa
     }
     with complete_or_absent(directory, overwrite=overwrite) as partial:
         save_file(tensors, partial / SINGLE, metadata={"format": "pt"})
-        (partial / "config.json").write_text(draft.config.to_json(), encoding="utf-8")
+        for name, text in {"config.json": draft.config.to_json(), **(beside or {})}.items():
+            (partial / name).write_text(text, encoding="utf-8")
 
 
 def load_speculator(

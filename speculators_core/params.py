@@ -495,6 +495,12 @@ class ConvertParams(InspectParams):
         None, description="largest weight file, in MB; empty: one file"
     )
     validate_on_verifier: bool = Field(True, description="run the result on a few prompts")
+    data: str | None = Field(
+        None,
+        min_length=1,
+        description="a prepared data set of the verifier's answers, to measure on how much of them "
+        "the draft vocabulary covers; empty: as the source's reports say, if they do",
+    )
     hash_source: bool = Field(
         False,
         description="tell the source's SHA-256 also above 1 GB without validation, where it takes "

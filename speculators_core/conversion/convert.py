@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from speculators_core.conversion.coverage import Coverage, coverage_on, known_coverage
 from speculators_core.conversion.digest import Digests, known_digest
 from speculators_core.conversion.inspect import plan_of
 from speculators_core.conversion.report import ConvertResult, Report, Validation, deployable
-from speculators_core.conversion.source import open_source
+from speculators_core.conversion.source import Source, open_source
 from speculators_core.conversion.target import REPORT
 from speculators_core.conversion.write import write_tensors
 from speculators_core.models.hub import CHECKPOINT, here, snapshot
-from speculators_core.models.verifier_config import read_verifier
+from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 from speculators_core.output import complete_or_absent
 from speculators_core.params import ConvertParams
 from speculators_core.progress import Portion, Progress, Quiet
@@ -57,6 +58,7 @@ def convert(
         inspection = plan.inspection
         with Digests(_hashed(plan.files(source), params)) as digests:
             write_tensors(source, plan, partial, progress, params.max_shard_size)
+            coverage = _coverage(params.data, partial, source, facts)
             if params.validate_on_verifier:
                 from speculators_core.conversion.trial import try_out  # needs torch
 
@@ -64,7 +66,7 @@ def convert(
                     partial, source, layout, facts, plan, params, progress
                 )
             hashes = digests.wait()
-        report = Report(output.name, source, plan, facts, validation, inspection, hashes)
+        report = Report(output.name, source, plan, facts, validation, inspection, hashes, coverage)
         report.write(partial)
     return ConvertResult(
         output=str(output),
@@ -74,6 +76,15 @@ def convert(
         doubts=inspection.doubts,
         warnings=inspection.warnings,
     )
+
+
+def _coverage(
+    data: str | None, written: Path, source: Source, facts: VerifierFacts
+) -> Coverage | None:
+    """Measured where there is data to measure it on, else what the source's own reports say."""
+    if data is not None:
+        return coverage_on(written, facts.vocab_size, data)
+    return known_coverage(source.directory)
 
 
 def _hashed(files: Sequence[Path], params: ConvertParams) -> list[Path]:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from speculators_core.config import Eagle3Config
 from speculators_core.conversion.card import card
+from speculators_core.conversion.coverage import known_coverage
 from speculators_core.conversion.digest import Digests
 from speculators_core.conversion.exported import (
     LAYOUTS,
@@ -170,6 +171,7 @@ def _describe(partial: Path, name: str, directory: Path, source: Source, facts: 
         "Algorithm": config.algorithm,
         "Layout": f"{layout.name}, for {layout.readers}",
         **facts_of(config),
+        "Coverage": known_coverage(directory) or "not known",
         "Source": ", ".join(f"{file} sha256 {value}" for file, value in facts.digests.items()),
         "Licence": "that of the speculator it was made from",
     }

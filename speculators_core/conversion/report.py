@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from speculators_core.conversion.card import card, licence_in
+from speculators_core.conversion.coverage import Coverage
 from speculators_core.conversion.facts import TITLES, facts_of
 from speculators_core.conversion.plan import Doubt, DraftConfig, Inspection, Plan
 from speculators_core.conversion.source import Source
@@ -23,6 +24,15 @@ from speculators_core.launch import Served, knows_aux_layers, portable_name
 from speculators_core.models.verifier_config import VerifierFacts
 
 _STITCHED = "an MTP head is served inside its verifier: put it there with speclab stitch-mtp"
+
+_NOT_HASHED = (
+    "not hashed: above 1 GB and not validated, and the hub has told no hash; "
+    "`speclab convert --hash-source` tells one"
+)
+_NOT_COVERED = (
+    "not known, which share of the verifier's words the draft vocabulary holds; measured by "
+    "`speclab convert --data PREPARED` on what `speclab prepare CHATS` made of answers"
+)
 
 
 class Validation(BaseModel):
@@ -66,6 +76,7 @@ class Report:
     validation: Validation
     inspection: Inspection
     hashes: Mapping[str, str]
+    coverage: Coverage | None = None
 
     def write(self, directory: Path) -> None:
         """Write conversion_report.json and README.md into `directory`."""
@@ -83,6 +94,7 @@ class Report:
             "verifier": self.verifier.model_dump(exclude={"path"}) | {"name": self._verifier()},
             **_without_paths(self.inspection.model_dump(mode="json")),
             "validation": self.validation.model_dump(mode="json"),
+            "coverage": self.coverage.model_dump() if self.coverage else None,
             "deployable": deployable(self.plan.config, self.inspection, self.validation),
             "serving": self._served().model_dump(exclude={"model"}),
         }
@@ -120,8 +132,9 @@ class Report:
             f"H {self.verifier.hidden_size})",
             "Algorithm": config.algorithm,
             **facts_of(config),
+            "Coverage": self._coverage(),
             "First-token acceptance": "not measured" if accepted is None else f"{accepted:.3f}",
-            "Source": " at commit ".join(origin.values()) + (f" ({hashes})" if hashes else ""),
+            "Source": f"{' at commit '.join(origin.values())} ({hashes or _NOT_HASHED})",
             "Licence": self._licence(),
         }
         about = f"{TITLES[config.algorithm]} for {verifier}, "
@@ -135,6 +148,15 @@ class Report:
             warnings=[f"Not ready to be served: {why}" for why in hindered],
             notes=self.inspection.warnings,
         )
+
+    def _coverage(self) -> str:
+        """Of what the verifier says, the share that the draft can propose."""
+        if self.coverage is not None:
+            return str(self.coverage)
+        config = self.plan.config
+        if getattr(config, "draft_vocab_size", None) == self.verifier.vocab_size:
+            return "the whole vocabulary"
+        return _NOT_COVERED
 
     def _licence(self) -> str:
         """What the source's own card says, which binds its conversion as well."""

@@ -20,6 +20,7 @@ from speculators_core.data.prepared import TEXTS, TOKENS, SourceFacts, read_meta
 from speculators_core.errors import CheckpointError, DataError, NotFound
 
 _NUMPY = {"int32": "<i4", "int64": "<i8", "bool": "?"}
+_COUNTED = 1 << 20  # tokens at once
 
 
 class PreparedFacts(BaseModel):
@@ -113,6 +114,19 @@ def validation_samples(directory: str | Path) -> list[int]:
     flags = _read(_columns(directory / TOKENS), "validation", 0, meta.samples)
     numbers: list[int] = np.flatnonzero(flags).tolist()
     return numbers
+
+
+def trained_counts(directory: str | Path) -> NDArray[np.int64]:
+    """How often each token of the vocabulary [V] is one that is trained on. Raises `DataError`."""
+    directory = Path(directory)
+    meta = read_meta(directory)
+    columns = _columns(directory / TOKENS)
+    counts = np.zeros(meta.vocab_size, np.int64)
+    for start in range(0, meta.tokens, _COUNTED):
+        end = min(start + _COUNTED, meta.tokens)
+        ids, mask = (_read(columns, name, start, end) for name in ("ids", "mask"))
+        counts += np.bincount(ids[mask], minlength=meta.vocab_size)
+    return counts
 
 
 def _columns(file: Path) -> dict[str, TensorInfo]:

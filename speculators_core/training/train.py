@@ -18,7 +18,7 @@ from speculators_core.models.eagle3 import Eagle3Draft
 from speculators_core.models.verifier import Verifier, load_verifier
 from speculators_core.params import TrainParams
 from speculators_core.progress import Portion, Progress, Quiet
-from speculators_core.training import checkpointing, warm_start
+from speculators_core.training import checkpointing, made, warm_start
 from speculators_core.training.draft import aux_layers, build_draft
 from speculators_core.training.judging import Measurement, measurement
 from speculators_core.training.launch import train_in_processes
@@ -27,7 +27,7 @@ from speculators_core.training.loss import TargetHead
 from speculators_core.training.precision import find_machine
 from speculators_core.training.sinks import check_sinks, copied
 from speculators_core.training.sources import open_source
-from speculators_core.training.world import World, assembled
+from speculators_core.training.world import World, in_parts, whole
 
 _MAY_DIFFER = (
     "data", "verifier", "max_minutes", "accumulate", "processes", "sharding", "nodes", "node_rank",
@@ -129,9 +129,7 @@ def _resume(loop: Loop, output: Path, resume: Path | None, progress: Progress) -
     if checkpoint is None:
         return
     loop.load(checkpoint)
-    loop.world.after_first(
-        "adopted", lambda: checkpointing.adopt_best(earlier, loop.directory)
-    )
+    loop.world.after_first("adopted", lambda: checkpointing.adopt_best(earlier, loop.directory))
     progress.note(f"resumed at step {loop.position.step} of {loop.schedule.total}")
 
 
@@ -248,10 +246,23 @@ def _finish(loop: Loop, output: Path) -> dict[str, float]:
         best = position.best
         loop.restore(weights)
 
+    draft, data = _whole(loop.draft), loop.prepared
+    covered = warm_start.covered(draft, data)
+    beside = made.texts(output.name, draft.config, data.meta, covered, best)
+
     def write() -> None:
-        save_speculator(loop.draft, output)
+        save_speculator(draft, output, beside=beside)
         shutil.rmtree(loop.directory, ignore_errors=True)
 
-    with assembled(loop.model):
-        loop.world.after_first("written", write)
+    loop.world.after_first("written", write)
     return best
+
+
+def _whole(draft: Eagle3Draft) -> Eagle3Draft:
+    """The draft itself, or a copy in one piece where its tensors are sharded."""
+    if not in_parts(draft):
+        return draft
+    copy = Eagle3Draft(draft.config)
+    copy.load_state_dict({n: whole(t) for n, t in draft.state_dict().items()}, assign=True)
+    copy.shares_embedding = draft.shares_embedding
+    return copy

@@ -54,13 +54,18 @@ def fingerprint(directory: str) -> dict[str, str]:
     return Digests([place / "config.json", *weight_files(place)]).wait()
 
 
+def covered(draft: Eagle3Draft, prepared: Prepared) -> float:
+    """The share of the answers' tokens that the draft can propose."""
+    trained = prepared.ids[prepared.mask].long()
+    return float(draft.kept.cpu()[trained].float().mean())
+
+
 def describe(draft: Eagle3Draft, prepared: Prepared) -> str:
     """What of the data the speculator's own vocabulary covers, in a sentence."""
-    trained = prepared.ids[prepared.mask].long()
-    covered = float(draft.kept.cpu()[trained].float().mean())
     return (
         f"trained further from a speculator: its draft vocabulary of "
-        f"{draft.config.draft_vocab_size} tokens covers {covered:.1%} of the answers' tokens"
+        f"{draft.config.draft_vocab_size} tokens covers {covered(draft, prepared):.1%} of the "
+        "answers' tokens"
     )
 
 

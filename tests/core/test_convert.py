@@ -15,10 +15,12 @@ from speculators_core.checkpoint import load_speculator, save_speculator
 from speculators_core.config import Eagle3Config
 from speculators_core.conversion.convert import convert
 from speculators_core.conversion.validate import answer_prompts, first_token_acceptance
+from speculators_core.data.samples import trained_counts
 from speculators_core.errors import CheckpointError, Conflict, PairingError, Stopped
 from speculators_core.models.verifier import load_verifier
 from speculators_core.params import ConvertParams
 from tests import tiny
+from tests.core.small_data import prepare_chats
 
 
 class Listener:
@@ -233,6 +235,58 @@ def test_a_verifier_known_by_its_config_alone_is_said_not_to_have_been_run(
     assert "weights are not at hand" in result.validation.note
     assert any(note.startswith("Not validated: the verifier's weights") for note in listener.notes)
     assert result.deployable
+
+
+def test_a_verifier_that_git_lfs_has_not_fetched_is_said_so(
+    tmp_path, tiny_speculator, tiny_verifier
+):
+    clone = shutil.copytree(tiny_verifier, tmp_path / "clone")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n"
+    (clone / "model.safetensors").write_text(pointer)
+    asked = params(tiny_speculator, clone, validate_on_verifier=True)
+    with pytest.raises(CheckpointError, match="pointer of Git LFS"):
+        convert(asked, tmp_path / "new" / "out")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_hash_of_a_large_source_is_told_with_validation_or_when_asked_for(
+    tmp_path, research, tiny_verifier, monkeypatch
+):
+    monkeypatch.setattr("speculators_core.conversion.convert._HASHED_BYTES", 10)
+    for asked, told in ((False, False), (True, True)):
+        place = tmp_path / str(asked)
+        convert(params(research, tiny_verifier, hash_source=asked), place)
+        report = json.loads((place / "conversion_report.json").read_text())
+        assert (report["source"]["files"]["model.safetensors"]["sha256"] is not None) is told
+        card = (place / "README.md").read_text()
+        assert ("sha256" in card) is told
+        assert ("not hashed" in card) is not told
+
+
+def test_the_card_tells_coverage_or_how_to_measure_it(tmp_path, converted, research, tiny_verifier):
+    _, output, _ = converted
+    card = (output / "README.md").read_text()
+    assert "Coverage: not known" in card and "speclab convert --data" in card
+    data = prepare_chats(tmp_path, tiny_verifier, count=4)
+    convert(params(research, tiny_verifier, data=str(data)), tmp_path / "measured")
+    report = json.loads((tmp_path / "measured" / "conversion_report.json").read_text())
+    counts = trained_counts(data)
+    share = counts[load_file(research / "model.safetensors")["t2d"].numpy()].sum() / counts.sum()
+    assert report["coverage"] == {
+        "share": pytest.approx(share), "of": f"{counts.sum()} answer tokens in prepared"
+    }  # fmt: skip
+    assert f"Coverage: {share:.2%} of" in (tmp_path / "measured" / "README.md").read_text()
+    convert(params(tmp_path / "measured", tiny_verifier), tmp_path / "again")  # its report knows it
+    assert f"Coverage: {share:.2%} of" in (tmp_path / "again" / "README.md").read_text()
+
+
+def test_coverage_of_another_vocabulary_is_not_measured(tmp_path, tiny_verifier):
+    other = tiny.build_verifier(tmp_path / "other", vocab=260)
+    data = prepare_chats(tmp_path, tiny_verifier, count=4)
+    draft = tiny.build_research(tmp_path / "draft", other, safetensors=True)
+    with pytest.raises(PairingError, match="prepared for a vocabulary of 256 tokens"):
+        convert(params(draft, other, data=str(data)), tmp_path / "new" / "out")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_base_in_doubt_is_measured_both_ways(tmp_path):
