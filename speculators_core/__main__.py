@@ -33,6 +33,7 @@ from speculators_core.params import (
     GenerateParams,
     JobKind,
     Params,
+    RegenerateParams,
     StitchParams,
     VerifierParams,
     parse_model,
@@ -114,6 +115,8 @@ def _with_directories(params: Params, events: Events) -> Params:
     named = {field: getattr(params, field, None) for field in ("verifier", "speculator")}
     if isinstance(params, ExportParams):
         del named["verifier"]  # only its configuration is looked at
+    if isinstance(params, RegenerateParams) and params.endpoint:
+        del named["verifier"]  # it is only named: the endpoint has it
     found = {f: str(bring(v, progress=events)) for f, v in named.items() if v}
     return params.model_copy(update=found)
 
@@ -152,6 +155,12 @@ def _self_write(params: Any, request: Request, events: Events) -> Result:
     from speculators_core.data.self_write import self_write
 
     return _dumped(self_write(params, _output(request), events))
+
+
+def _regenerate(params: Any, request: Request, events: Events) -> Result:
+    from speculators_core.data.regenerate import regenerate
+
+    return _dumped(regenerate(params, _output(request), events))
 
 
 def _prepare(params: Any, request: Request, events: Events) -> Result:
@@ -212,6 +221,7 @@ def _generate(params: GenerateParams, request: Request, events: Events) -> Resul
 _WORKS: dict[str, Work] = {
     "verifier": _verifier,
     "self_write": _self_write,
+    "regenerate": _regenerate,
     "prepare": _prepare,
     "train": _train,
     "evaluate": _evaluate,

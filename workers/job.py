@@ -81,7 +81,10 @@ def _work(reporter: Reporter, find_job: Callable[[JobKind], Job]) -> dict[str, A
 def resolved(kind: JobKind, values: dict[str, Any], progress: Progress | None = None) -> Params:
     """The parameters of a run with names, outputs of runs and hub ids replaced by paths."""
     found = references.resolve_params(kind, values)
-    wanted = _MODELS - {"verifier"} if kind is JobKind.EXPORT else _MODELS  # looked at alone
+    is_named_only = kind is JobKind.EXPORT or (
+        kind is JobKind.REGENERATE and found.get("endpoint") is not None
+    )  # looked at alone, or at work elsewhere
+    wanted = _MODELS - {"verifier"} if is_named_only else _MODELS
     for field in wanted & found.keys():
         if found[field] is not None and not Path(found[field]).is_absolute():
             found[field] = str(snapshot(found[field], progress=progress))

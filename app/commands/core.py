@@ -1,4 +1,5 @@
-"""Foreground commands of the core: `convert`, `stitch-mtp`, `prepare`, `self-write`, `evaluate`.
+"""Foreground commands of the core: `convert`, `stitch-mtp`, `prepare`, `self-write`, `regenerate`,
+`evaluate`.
 
 They work on files: no row, no lease. Where there is a local store, registered names and
 `run:<id>` stand for their paths.
@@ -23,6 +24,7 @@ from speculators_core.params import (
     EvaluateParams,
     Params,
     PrepareParams,
+    RegenerateParams,
     SelfWriteParams,
     StitchParams,
 )
@@ -42,6 +44,7 @@ def register(app: typer.Typer) -> None:
     app.command("stitch-mtp")(with_flags(_stitch_mtp, StitchParams, positional="speculator"))
     app.command("prepare")(with_flags(_prepare, PrepareParams, positional="data"))
     app.command("self-write")(with_flags(_self_write, SelfWriteParams))
+    app.command("regenerate")(with_flags(_regenerate, RegenerateParams, positional="data"))
     app.command("evaluate")(with_flags(_evaluate, EvaluateParams, positional="speculator"))
 
 
@@ -63,6 +66,11 @@ def _prepare(flags: Flags, output: Output, as_json: Json = False) -> None:
 def _self_write(flags: Flags, output: Output, as_json: Json = False) -> None:
     """Let the verifier write its own training chats, questions included."""
     emit(_produce("self_write", parse(SelfWriteParams, flags), output), as_json)
+
+
+def _regenerate(flags: Flags, output: Output, as_json: Json = False) -> None:
+    """Let the verifier answer given chats anew; goes on where an earlier attempt ended."""
+    emit(_produce("regenerate", parse(RegenerateParams, flags), output), as_json)
 
 
 def _evaluate(flags: Flags, as_json: Json = False) -> None:

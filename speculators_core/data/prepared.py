@@ -5,6 +5,8 @@
                              row [D] int64: which row of which source a sample is of
     DIR/texts.json           {id: text} of every token in it
     DIR/meta.json            `PreparedMeta`
+
+A sample can be shown from these alone: neither the verifier nor the data need be there any more.
 """
 
 from __future__ import annotations

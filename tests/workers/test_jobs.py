@@ -11,6 +11,7 @@ from app.services import claims, data_sets, evaluations, runs, speculators, veri
 from speculators_core.errors import InputError, Stopped
 from speculators_core.params import JobKind
 from tests import tiny
+from tests.core.stand_in_endpoint import stand_in_endpoint
 from workers import job, leases
 from workers.jobs import job_of
 from workers.reporter import Reporter
@@ -185,3 +186,27 @@ def test_self_written_chats_and_held_out_prompts_become_two_data_sets(verifier, 
     assert (prompts.kind, prompts.samples, prompts.path) == ("prompts", 1, result["held_out"])
     assert chats.facts == {"verifier": "tiny", "domain": "maths", "seed": 0, "tokens": 7}
     assert chats.run_id == run_id
+
+
+def test_regenerated_answers_become_a_data_set_with_their_sampling_settings(verifier, home):
+    with stand_in_endpoint() as server:
+        params = {"data": str(_chats(home, 3)), "verifier": "tiny", "endpoint": server.url}
+        run_id, result = _do("regenerate", {**params, "max_tokens": 9, "temperature": 0.5})
+    known = data_sets.get("chats-regenerated")
+    assert (known.kind, known.samples, known.path) == ("chats", 3, result["output"])
+    assert known.run_id == run_id
+    facts = {"verifier": "tiny", "of": "chats", "model": "stand-in", "max_tokens": 9}
+    assert facts.items() <= known.facts.items() and known.facts["temperature"] == 0.5
+    assert _prepare(Path(known.path))[1]["samples"] == 3
+
+
+def test_an_attempt_to_regenerate_goes_on_where_the_last_one_was_stopped(verifier, home):
+    with stand_in_endpoint() as server:
+        params = {"data": str(_chats(home, 6)), "verifier": "tiny", "endpoint": server.url}
+        run = _begin("regenerate", {**params, "concurrency": 1})
+        with pytest.raises(Stopped), Listener(run.id) as listener:
+            listener.stopping = lambda: len(server.bodies) > 2
+            job_of(JobKind("regenerate"))(run, job.resolved(run.kind, run.params), listener)
+        asked = len(server.bodies)
+        result, _ = _attempt(run)
+    assert result["samples"] == 6 and len(server.bodies) - asked < 6

@@ -13,7 +13,6 @@ from speculators_core.params import PrepareParams
 from workers.jobs.places import name_of, output_name
 from workers.reporter import Reporter
 
-
 _KEY = 24  # characters of it name the directory
 
 
