@@ -213,6 +213,8 @@ def _fingerprint(params: TrainParams, prepared: Prepared, verifier: Verifier) ->
     """Equal where a checkpoint may be continued: parameters, data and verifier are the same, and
     so is the number of rows a step, however many processes share them."""
     own = params.model_dump(mode="json", exclude=set(_MAY_DIFFER))
+    if params.start_from:  # by content: its place may have changed, its weights must not
+        own["start_from"] = warm_start.fingerprint(params.start_from)
     rows = params.accumulate * params.world
     text = json.dumps([own, rows, prepared.meta.key, verifier.fingerprint], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
