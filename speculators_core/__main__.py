@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -73,14 +73,15 @@ class Events:
 Work = Callable[[Any, Request, Events], Result]
 
 
-def main(arguments: list[str]) -> int:
-    """Do the work that the command line names; the exit status."""
+def main(arguments: list[str], works: Mapping[str, Work] | None = None) -> int:
+    """Do the work that the command line names; the exit status. `works`: what a caller of its own
+    does for a kind, in place of what is done here."""
     answer = _stdout_for_the_answer_alone()
     events = Events(sys.stderr)
     signal.signal(signal.SIGTERM, events.stop)
     signal.signal(signal.SIGINT, events.stop)
     try:
-        result = _work(arguments, events)
+        result = _work(arguments, events, _WORKS if works is None else works)
     except SpeclabError as error:
         result = {"error": error.as_dict()}
     except Exception as error:
@@ -95,10 +96,10 @@ def main(arguments: list[str]) -> int:
     return 1 if "error" in result else 0
 
 
-def _work(arguments: list[str], events: Events) -> Result:
-    if len(arguments) != 1 or arguments[0] not in _WORKS:
+def _work(arguments: list[str], events: Events, works: Mapping[str, Work]) -> Result:
+    if len(arguments) != 1 or arguments[0] not in works:
         raise InputError(
-            f"found the arguments {arguments}", hint=f"give one of {', '.join(_WORKS)}"
+            f"found the arguments {arguments}", hint=f"give one of {', '.join(works)}"
         )
     kind = arguments[0]
     try:
@@ -107,7 +108,7 @@ def _work(arguments: list[str], events: Events) -> Result:
         raise InputError(f"the request is not JSON: {error}", where="stdin") from error
     model = _NO_JOB.get(kind) or PARAMS_OF[JobKind(kind)]
     params: Params = parse_model(model, request.get("params", {}), f"{kind} parameters")
-    return _WORKS[kind](_with_directories(params, events), request, events)
+    return works[kind](_with_directories(params, events), request, events)
 
 
 def _with_directories(params: Params, events: Events) -> Params:

@@ -1,16 +1,21 @@
-"""What a run may leave behind when its job process dies: the job's group, a deployment's server.
+"""What a run may leave behind when its job process dies: the job's group, and a server's: of a
+deployment, or one that a training started for hidden states.
 
-Both are ended by recorded group and start time, so that a number that was reused is left alone.
+All are ended by recorded group and start time, so that a number that was reused is left alone.
 Only the host that the run was on may ask: numbers mean nothing elsewhere.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Callable
+from pathlib import Path
 
 from sqlalchemy import select, update
 
 from app.services.views import RunView
+from app.settings import settings
 from app.store.engine import reading, writing
 from app.store.models import Deployment, Run
 from workers.processes import end_group, group_alive
@@ -33,10 +38,36 @@ def end_leftovers(run_id: str, attempt: int) -> bool:
     When the run is in another attempt by now, its processes are that one's and left alone.
     """
     job, server = _groups(run_id, attempt)
-    gone = _end(run_id, job) and _end(run_id, server)
+    gone = _end(run_id, job) and _end(run_id, server) and _end(run_id, _helper(run_id, attempt))
     if gone and server:
         _forget_server(run_id)
     return gone
+
+
+def recorder(run: RunView) -> Callable[[int, float], None]:
+    """Remembers the server that a run's job starts beside its own work, in the run's directory."""
+
+    def record(pgid: int, started: float) -> None:
+        place = _record(run.id)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        partial = place.with_suffix(".partial")
+        partial.write_text(json.dumps([run.attempt, pgid, started]))
+        partial.rename(place)
+
+    return record
+
+
+def _helper(run_id: str, attempt: int) -> Group | None:
+    """What `recorder` remembers of this attempt."""
+    try:
+        of_attempt, pgid, started = json.loads(_record(run_id).read_text())
+    except (OSError, ValueError):
+        return None
+    return _group(pgid, started) if of_attempt == attempt else None
+
+
+def _record(run_id: str) -> Path:
+    return settings().run_dir(run_id) / "server.json"
 
 
 def _end(run_id: str, group: Group | None) -> bool:

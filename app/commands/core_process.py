@@ -31,10 +31,13 @@ class Listener(Protocol):
     def __call__(self, event: Event) -> None: ...
 
 
-def run_core(kind: str, request: dict[str, Any], listener: Listener) -> dict[str, Any]:
-    """The result of the work; its error is raised here as the class it was there."""
+def run_core(
+    kind: str, request: dict[str, Any], listener: Listener, module: str = "speculators_core"
+) -> dict[str, Any]:
+    """The result of the work; its error is raised here as the class it was there. `module` may be
+    another one that speaks like the core."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "speculators_core", kind],
+        [sys.executable, "-m", module, kind],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

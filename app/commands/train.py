@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from app.commands.core import Flags, new_place, resolved, run
+from app.commands.core_process import ProgressBar, run_core
 from app.commands.flags import Config, parse, read_config, with_flags
 from app.commands.output import Json, Misuse, emit
 from speculators_core.errors import DataError, NotFound
@@ -60,7 +61,15 @@ def _train(
         raise Misuse("--output is missing", where="--output", hint="name a new directory")
     request["output"] = str(new_place(Path(target)))
     with _remembered(request):
+        if request["params"].get("hidden_states") == "vllm":
+            _make_states(request)
         emit(run("train", request), as_json)
+
+
+def _make_states(request: dict[str, Any]) -> None:
+    """Starting vLLM is the workers' affair, which a process of its own is asked to do."""
+    with ProgressBar("hidden-states") as bar:
+        run_core("train", dict(request), bar, "workers.states")
 
 
 def _interrupted(directory: Path) -> dict[str, Any]:
