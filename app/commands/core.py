@@ -31,7 +31,7 @@ from speculators_core.params import (
 from speculators_core.untrusted import is_here
 
 Flags = dict[str, Any]
-_REFERENCES = frozenset({"verifier", "speculator", "data", "checkpoint"})
+_REFERENCES = frozenset({"verifier", "speculator", "data", "checkpoint", "start_from", "held_out"})
 
 Output = Annotated[
     Path, typer.Option("--output", metavar="PATH", help="Where the result goes; must not exist.")

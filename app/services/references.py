@@ -34,7 +34,9 @@ _REGISTRY_OF = {
     "verifier": "verifier",
     "speculator": "speculator",
     "checkpoint": "speculator",
+    "start_from": "speculator",
     "data": "data",
+    "held_out": "data",
 }
 """For each parameter that names something: the registry that is asked first."""
 _PATH_ONLY = frozenset({"source"})

@@ -231,6 +231,8 @@ def test_forms_may_name_runs_hub_ids_and_names_but_only_paths_in_the_roots(
         (JobKind.PREPARE, {**fine, "verifier": "/etc"}),
         (JobKind.VERIFIER, {"source": "/etc"}),
         (JobKind.CONVERT, {"checkpoint": "~/../../../etc", "verifier": "v"}),
+        (JobKind.TRAIN, {"data": "run:abc", "verifier": "v", "start_from": "/etc"}),
+        (JobKind.TRAIN, {"data": "run:abc", "verifier": "v", "held_out": "/etc/passwd"}),
     ):
         with pytest.raises(Forbidden):
             references.check_params(kind, params)
