@@ -5,7 +5,8 @@ questions are sampled, de-duplicated and filtered; the answers are greedy, becau
 accepted where it says what the verifier would say. Some questions are kept apart for evaluation.
 
     OUTPUT/chats.jsonl      {"messages": [user, assistant]}
-    OUTPUT/held_out.jsonl   {"prompt", "category"}: none of them is in chats.jsonl
+    OUTPUT/held_out.jsonl   {"prompt", "category"}: none of them is in chats.jsonl, nor nearly
+    OUTPUT/written.json     the settings, seed included, and what was dropped and why
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,7 @@ import torch
 from pydantic import BaseModel
 
 from speculators_core.data.domains import DOMAINS, Domain
+from speculators_core.data.filters import Unheard, is_in_script
 from speculators_core.data.writer import greedy, nucleus, write
 from speculators_core.decode.prompt import chat_ids, chat_text, rendered_ids
 from speculators_core.errors import DataError, Stopped
@@ -36,12 +39,13 @@ _QUESTIONS_SHARE = 0.4  # of the whole time, about
 
 
 class SelfWriteResult(BaseModel):
-    """What `self_write` wrote."""
+    """What `self_write` wrote, and how many questions and answers were dropped for which reason."""
 
     output: str
     held_out: str
     samples: int
     tokens: int
+    dropped: dict[str, int] = {}
 
 
 @dataclass
@@ -53,6 +57,7 @@ class _Work:
     domain: Domain
     progress: Progress
     tokens: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
     began: float = field(default_factory=time.monotonic)
 
     def tell(self, fraction: float, text: str) -> None:
@@ -91,12 +96,17 @@ def self_write(
             partial / "held_out.jsonl",
             ({"prompt": question, "category": params.domain} for question in kept_apart),
         )
+        record = {"settings": params.model_dump(mode="json"), "dropped": dict(work.dropped)}
+        (partial / "written.json").write_text(json.dumps(record, indent=2) + "\n")
+    for reason, number in work.dropped.items():
+        work.progress.note(f"dropped {number}: {reason}")
     work.progress.update(1.0, "done")
     return SelfWriteResult(
         output=str(output / "chats.jsonl"),
         held_out=str(output / "held_out.jsonl"),
         samples=len(chats),
         tokens=work.tokens,
+        dropped=dict(work.dropped),
     )
 
 
@@ -106,14 +116,19 @@ def _questions(work: _Work, count: int) -> list[str]:
     rng = random.Random(params.seed)
     generator = torch.Generator(device=work.verifier.device).manual_seed(params.seed)
     choose = nucleus(params.temperature, params.top_p, generator)
-    found: dict[str, str] = {}
+    found: list[str] = []
+    unheard = Unheard(params.near_duplicates)
     while len(found) < count:
         wanted = min(params.batch_size, round(1.25 * (count - len(found))) + 4)
         openings = [work.domain.opening(rng) for _ in range(wanted)]
         before = len(found)
         for question in _continue_questions(work, openings, choose):
-            if work.domain.keep(question) and len(found) < count:
-                found.setdefault(" ".join(question.casefold().split()), question)
+            if len(found) == count:
+                break
+            if reason := _wrong_question(work, question) or unheard.judge(question):
+                work.dropped[reason] += 1
+            else:
+                found.append(question)
         if len(found) - before < _LEAST_YIELD * wanted:
             raise DataError(
                 f"of {wanted} questions that the verifier wrote, {len(found) - before} are usable",
@@ -121,7 +136,26 @@ def _questions(work: _Work, count: int) -> list[str]:
                 hint="it needs a chat model; another domain or a lower temperature may help",
             )
         work.tell(_QUESTIONS_SHARE * len(found) / count, f"{len(found)} of {count} questions")
-    return list(found.values())
+    return found
+
+
+def _wrong_question(work: _Work, question: str) -> str | None:
+    """Why a question is dropped, whatever was asked before."""
+    if not work.domain.keep(question):
+        return "not a whole question of the domain"
+    if not is_in_script(question, work.params.script):
+        return "a question in another script"
+    return None
+
+
+def _wrong_answer(work: _Work, text: str, tokens: int) -> str | None:
+    if not text:
+        return "an empty answer"
+    if tokens < work.params.min_answer_tokens:
+        return "an answer that is too short"
+    if not is_in_script(text, work.params.script):
+        return "an answer in another script"
+    return None
 
 
 def _continue_questions(work: _Work, openings: list[str], choose: Any) -> list[str]:
@@ -150,7 +184,8 @@ def _continue_questions(work: _Work, openings: list[str], choose: Any) -> list[s
 
 
 def _answers(work: _Work, questions: list[str]) -> list[str]:
-    """The verifier's own greedy answers; batches of questions of similar length."""
+    """The verifier's own greedy answers, empty where one is dropped; batches of questions of
+    similar length."""
     params, tokenizer = work.params, work.verifier.tokenizer
     special = set(tokenizer.all_special_ids)
     prompts = [
@@ -178,8 +213,12 @@ def _answers(work: _Work, questions: list[str]) -> list[str]:
             tick,
         )
         for i, ids in zip(batch, written, strict=True):
-            answers[i] = _text(work, ids)
             work.tokens += len(ids)
+            text = _text(work, ids)
+            if reason := _wrong_answer(work, text, len(ids)):
+                work.dropped[reason] += 1
+            else:
+                answers[i] = text
     return answers
 
 

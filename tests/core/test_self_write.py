@@ -190,3 +190,20 @@ def test_attention_with_more_than_keys_and_values_is_refused(verifier: Verifier)
     attention, some = verifier.layers[0].self_attn, torch.zeros(1, 2, 1, 4)
     with pytest.raises(PairingError, match="softcap"):
         _attend(attention, some, some, some, None, rows=Rows(verifier, 1, 1), softcap=30.0)
+
+
+@pytest.mark.usefixtures("letters")
+def test_what_is_dropped_is_counted_and_stored_with_the_seed(
+    tmp_path: Path, tiny_verifier: Path
+) -> None:
+    now = params(tiny_verifier, seed=5, script="cyrillic", samples=1, held_out=0)
+    with pytest.raises(DataError, match="are usable"):
+        self_write(now, tmp_path / "none")
+    now = params(tiny_verifier, seed=5, min_answer_tokens=8)
+    result = self_write(now, tmp_path / "out")
+    record = json.loads((tmp_path / "out" / "written.json").read_text())
+    assert record["settings"]["seed"] == 5 and record["dropped"] == result.dropped
+    lost = sum(n for reason, n in result.dropped.items() if "answer" in reason)
+    assert result.samples + lost == 10 and lost > 0
+    with pytest.raises(ValueError, match="above max_answer_tokens"):
+        params(tiny_verifier, min_answer_tokens=9)

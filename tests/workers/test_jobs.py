@@ -184,7 +184,8 @@ def test_self_written_chats_and_held_out_prompts_become_two_data_sets(verifier, 
     chats, prompts = found["self-written-maths"], found["self-written-maths-held-out"]
     assert (chats.kind, chats.samples, chats.path) == ("chats", 1, result["output"])
     assert (prompts.kind, prompts.samples, prompts.path) == ("prompts", 1, result["held_out"])
-    assert chats.facts == {"verifier": "tiny", "domain": "maths", "seed": 0, "tokens": 7}
+    facts = {"verifier": "tiny", "domain": "maths", "seed": 0, "tokens": 7, "dropped": {}}
+    assert chats.facts == facts
     assert chats.run_id == run_id
 
 

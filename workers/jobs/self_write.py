@@ -23,7 +23,7 @@ def run(run: RunView, params: SelfWriteParams, reporter: Reporter) -> dict[str, 
             name,
             "chats",
             samples=result.samples,
-            facts={**facts, "tokens": result.tokens},
+            facts={**facts, "tokens": result.tokens, "dropped": result.dropped},
             run_id=run.id,
         )
     )
