@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -137,14 +137,67 @@ class LayerConfig(DecoderConfig):
         return self.model_type == "qwen3"
 
 
-class Eagle3Config(BaseModel):
-    """`config.json` of an EAGLE-3 speculator. Frozen; unknown keys are errors."""
+class WrittenConfig(BaseModel):
+    """A `config.json` that is read strictly (unknown keys are errors) and written without nulls,
+    which other readers take for values. Frozen.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @classmethod
+    def parse(cls, values: dict[str, Any], *, where: str) -> Self:
+        """A config from its JSON values, or a `CheckpointError` that names the first bad field."""
+        return parse_config(cls, values, where=where)
+
+    def to_json(self) -> str:
+        """The text of config.json."""
+        return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
+
+
+class SpeculatorConfig(WrittenConfig):
+    """What the `config.json` of a speculator says whatever its algorithm."""
+
+    architectures: list[str]
+    speculators_model_type: str
+    speculators_version: str = SPECULATORS_VERSION
+    tie_word_embeddings: Literal[False] = False
+    dtype: Literal["float32", "float16", "bfloat16"]
+    speculators_config: Speculators
+    transformer_layer_config: DecoderConfig
+
+    @model_validator(mode="after")
+    def _one_algorithm(self) -> Self:
+        if self.algorithm != self.speculators_model_type:
+            raise ValueError(
+                f"speculators_config.algorithm is {self.algorithm!r}, "
+                f"not {self.speculators_model_type!r}"
+            )
+        return self
+
+    @property
+    def algorithm(self) -> str:
+        return self.speculators_config.algorithm
+
+    @property
+    def speculative_tokens(self) -> int:
+        """The K that the file proposes."""
+        return self.speculators_config.proposal_methods[0].speculative_tokens
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the verifier's vocabulary."""
+        return self.transformer_layer_config.vocab_size
+
+    def tensor_dtype(self, name: str) -> str:
+        """The dtype of one tensor of such a checkpoint, in torch's words."""
+        return {"d2t": "int64", "t2d": "bool"}.get(name, self.dtype)
+
+
+class Eagle3Config(SpeculatorConfig):
+    """`config.json` of an EAGLE-3 speculator."""
+
     architectures: list[str] = ["Eagle3DraftModel"]
     speculators_model_type: Literal["eagle3"] = "eagle3"
-    speculators_version: str = SPECULATORS_VERSION
     draft_vocab_size: int = Field(ge=1)
     norm_before_residual: bool
     norm_before_fc: bool = False
@@ -153,15 +206,10 @@ class Eagle3Config(BaseModel):
     embed_requires_grad: bool = False
     target_hidden_size: int | None = None
     eagle_aux_hidden_state_layer_ids: list[int] | None = None
-    tie_word_embeddings: Literal[False] = False
-    dtype: Literal["float32", "float16", "bfloat16"]
-    speculators_config: Speculators
     transformer_layer_config: LayerConfig
 
     @model_validator(mode="after")
     def _consistent(self) -> Eagle3Config:
-        if self.speculators_config.algorithm != self.speculators_model_type:
-            raise ValueError(f"speculators_config.algorithm is {self.algorithm!r}, not 'eagle3'")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc and fc_norm exclude each other")
         if self.draft_vocab_size > self.vocab_size:
@@ -185,11 +233,6 @@ class Eagle3Config(BaseModel):
         return self.target_hidden_size or self.hidden_size
 
     @property
-    def vocab_size(self) -> int:
-        """V, the verifier's vocabulary."""
-        return self.transformer_layer_config.vocab_size
-
-    @property
     def num_aux(self) -> int:
         """How many verifier states are concatenated (3 when the ids are unknown)."""
         ids = self.eagle_aux_hidden_state_layer_ids
@@ -198,15 +241,6 @@ class Eagle3Config(BaseModel):
     @property
     def has_vocab_map(self) -> bool:
         return self.draft_vocab_size != self.vocab_size
-
-    @property
-    def algorithm(self) -> str:
-        return self.speculators_config.algorithm
-
-    @property
-    def speculative_tokens(self) -> int:
-        """The K that the file proposes."""
-        return self.speculators_config.proposal_methods[0].speculative_tokens
 
     @property
     def vllm_obstacle(self) -> str | None:
@@ -218,10 +252,6 @@ class Eagle3Config(BaseModel):
                 "a draft whose attention_bias is true"
             )
         return None
-
-    def tensor_dtype(self, name: str) -> str:
-        """The dtype of one tensor of such a checkpoint, in torch's words."""
-        return {"d2t": "int64", "t2d": "bool"}.get(name, self.dtype)
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all tensors of such a checkpoint, the embedding included.
@@ -266,15 +296,6 @@ class Eagle3Config(BaseModel):
                 hint="only EAGLE-3 drafts are trained and run here; serve this one with vLLM",
             )
         return cls.parse(values, where=str(directory / "config.json"))
-
-    @classmethod
-    def parse(cls, values: dict[str, Any], *, where: str) -> Eagle3Config:
-        """A config from its JSON values, or a `CheckpointError` that names the first bad field."""
-        return parse_config(cls, values, where=where)
-
-    def to_json(self) -> str:
-        """The text of config.json: no nulls for fields that other readers type."""
-        return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
 
 
 def parse_config(model: type[SomeConfig], values: dict[str, Any], *, where: str) -> SomeConfig:

@@ -143,7 +143,7 @@ def _put_draft(
     fields.put("mask_token_id", mask, "checkpoint")
     _put_ids(fields, block, source, params)
     fields.put("draft_vocab_size", config.get("vocab_size"), "checkpoint")
-    put_block(fields, params)
+    put_block(fields, source, params)
     # vLLM takes false to mean that all layers are causal within a block, also full attention
     kinds = config.get("layer_types") or []
     fields.put("sliding_window_non_causal", SLIDING not in kinds, "layout")
@@ -152,10 +152,18 @@ def _put_draft(
     return warnings
 
 
-def put_block(fields: Fields, params: ConvertParams, stated: int | None = None) -> None:
+def put_block(
+    fields: Fields, source: Source, params: ConvertParams, stated: int | None = None
+) -> None:
     """K: what a block has beside its anchor, or fewer where a person or the file says so."""
     anchor = fields.found.get("sample_from_anchor")
     most = fields.found["block_size"].value - (0 if anchor and anchor.value is True else 1)
+    if most < 1:
+        raise CheckpointError(
+            f"block_size is {most + 1}: nothing would be drafted",
+            where=f"{source.directory / 'config.json'}: block_size",
+            hint="correct config.json, or ask where the checkpoint came from",
+        )
     asked = params.speculative_tokens
     if asked is not None and asked > most:
         raise InputError(

@@ -130,7 +130,7 @@ def _put_draft(fields: Fields, source: Source, params: ConvertParams) -> list[st
     _put_ids(fields, source, params)
     if source.config.get("draft_vocab_size") is None:
         fields.put("draft_vocab_size", fields.found["vocab_size"].value, "layout")
-    put_block(fields, params, stated_drafted(source))
+    put_block(fields, source, params, stated_drafted(source))
     kinds = fields.found["layer_types"].value if "layer_types" in fields.found else []
     if SLIDING not in kinds:  # means nothing to speculators then; vLLM takes false for causal
         fields.put("sliding_window_non_causal", True, "layout")

@@ -7,17 +7,11 @@ are those of speculators 0.9.0. Light: no torch.
 
 from __future__ import annotations
 
-import json
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from speculators_core.config import (
-    SPECULATORS_VERSION,
-    DecoderConfig,
-    Speculators,
-    parse_config,
-)
+from speculators_core.config import DecoderConfig, SpeculatorConfig
 
 SLIDING = "sliding_attention"
 SHARED = frozenset({"embed_tokens.weight", "lm_head.weight"})
@@ -33,14 +27,11 @@ class DFlashLayers(DecoderConfig):
     sliding_window: int | None = None
 
 
-class DFlashConfig(BaseModel):
-    """`config.json` of a DFlash speculator. Frozen; unknown keys are errors."""
+class DFlashConfig(SpeculatorConfig):
+    """`config.json` of a DFlash speculator."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    architectures: list[str] = ["DFlashDraftModel"]
+    architectures: list[str] = Field(["DFlashDraftModel"])
     speculators_model_type: Literal["dflash"] = "dflash"
-    speculators_version: str = SPECULATORS_VERSION
     draft_vocab_size: int = Field(ge=1)
     block_size: int = Field(ge=2)
     target_hidden_size: int | None = None
@@ -48,15 +39,10 @@ class DFlashConfig(BaseModel):
     mask_token_id: int = Field(ge=0)
     sliding_window_non_causal: bool
     sample_from_anchor: bool = False
-    tie_word_embeddings: Literal[False] = False
-    dtype: Literal["float32", "float16", "bfloat16"]
-    speculators_config: Speculators
     transformer_layer_config: DFlashLayers
 
     @model_validator(mode="after")
     def _consistent(self) -> DFlashConfig:
-        if self.speculators_config.algorithm != self.speculators_model_type:
-            raise ValueError(f"speculators_config.algorithm is {self.algorithm!r}, not 'dflash'")
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError(
                 f"draft_vocab_size {self.draft_vocab_size} is larger than "
@@ -72,19 +58,6 @@ class DFlashConfig(BaseModel):
         return self
 
     @property
-    def algorithm(self) -> str:
-        return self.speculators_config.algorithm
-
-    @property
-    def speculative_tokens(self) -> int:
-        """The K that the file proposes."""
-        return self.speculators_config.proposal_methods[0].speculative_tokens
-
-    @property
-    def vocab_size(self) -> int:
-        return self.transformer_layer_config.vocab_size
-
-    @property
     def verifier_hidden_size(self) -> int:
         """H, the width of one verifier state."""
         return self.target_hidden_size or self.transformer_layer_config.hidden_size
@@ -94,10 +67,6 @@ class DFlashConfig(BaseModel):
         """Whether some layers look back over a window and others over everything."""
         kinds = self.transformer_layer_config.layer_types or []
         return 0 < kinds.count(SLIDING) < len(kinds)
-
-    def tensor_dtype(self, name: str) -> str:
-        """The dtype of one tensor of such a checkpoint, in torch's words."""
-        return {"d2t": "int64", "t2d": "bool"}.get(name, self.dtype)
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all tensors of such a draft, `SHARED` ones included."""
@@ -116,15 +85,6 @@ class DFlashConfig(BaseModel):
         for i in range(layers.num_hidden_layers):
             shapes |= {f"layers.{i}.{name}": shape for name, shape in _layer_shapes(layers).items()}
         return shapes
-
-    @classmethod
-    def parse(cls, values: dict[str, Any], *, where: str) -> DFlashConfig:
-        """A config from its JSON values, or a `CheckpointError` that names the first bad field."""
-        return parse_config(cls, values, where=where)
-
-    def to_json(self) -> str:
-        """The text of config.json, without nulls."""
-        return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
 
 
 def _layer_shapes(layers: DFlashLayers) -> dict[str, tuple[int, ...]]:

@@ -8,20 +8,20 @@ Light: no torch.
 
 from __future__ import annotations
 
-import json
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from speculators_core.config import LayerConfig, parse_config
+from speculators_core.config import LayerConfig, WrittenConfig
 from speculators_core.params import MOST_DRAFTED
 
 
-class EagleConfig(LayerConfig):
-    """`config.json` of an EAGLE head. Frozen; unknown keys are errors."""
+class EagleConfig(WrittenConfig, LayerConfig):
+    """`config.json` of an EAGLE head."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    model_type: Literal["llama"] = "llama"
     architectures: tuple[Literal["EagleLlamaForCausalLM"]] = ("EagleLlamaForCausalLM",)
     qkv_bias: bool = False  # vLLM takes attention_bias for o_proj alone where this one is given
     num_lookahead_tokens: int = Field(ge=1, le=MOST_DRAFTED)
@@ -83,12 +83,3 @@ class EagleConfig(LayerConfig):
             shapes |= {"mlp.gate_proj.bias": (inner,), "mlp.up_proj.bias": (inner,)}
             shapes["mlp.down_proj.bias"] = (hidden,)
         return shapes
-
-    @classmethod
-    def parse(cls, values: dict[str, Any], *, where: str) -> EagleConfig:
-        """A config from its JSON values, or a `CheckpointError` that names the first bad field."""
-        return parse_config(cls, values, where=where)
-
-    def to_json(self) -> str:
-        """The text of config.json, without nulls."""
-        return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"

@@ -7,17 +7,11 @@ Field names and meaning are those of speculators 0.9.0. Light: no torch.
 
 from __future__ import annotations
 
-import json
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import Field, model_validator
 
-from speculators_core.config import (
-    SPECULATORS_VERSION,
-    DecoderConfig,
-    Speculators,
-    parse_config,
-)
+from speculators_core.config import DecoderConfig, SpeculatorConfig
 
 SHARED = frozenset({"embed_tokens.weight", "lm_head.weight"})
 """Tensors that the head borrows from its verifier, and never stores."""
@@ -62,50 +56,21 @@ class MTPLayers(DecoderConfig):
         return self
 
 
-class MTPConfig(BaseModel):
-    """`config.json` of an MTP speculator. Frozen; unknown keys are errors."""
+class MTPConfig(SpeculatorConfig):
+    """`config.json` of an MTP speculator."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    architectures: list[str] = ["MTPDraftModel"]
+    architectures: list[str] = Field(["MTPDraftModel"])
     speculators_model_type: Literal["mtp"] = "mtp"
-    speculators_version: str = SPECULATORS_VERSION
     num_nextn_predict_layers: Literal[1] = 1
-    tie_word_embeddings: Literal[False] = False
-    dtype: Literal["float32", "float16", "bfloat16"]
-    speculators_config: Speculators
     transformer_layer_config: MTPLayers
-
-    @model_validator(mode="after")
-    def _consistent(self) -> MTPConfig:
-        if self.speculators_config.algorithm != self.speculators_model_type:
-            raise ValueError(f"speculators_config.algorithm is {self.algorithm!r}, not 'mtp'")
-        return self
-
-    @property
-    def algorithm(self) -> str:
-        return self.speculators_config.algorithm
-
-    @property
-    def speculative_tokens(self) -> int:
-        """The K that the file proposes."""
-        return self.speculators_config.proposal_methods[0].speculative_tokens
 
     @property
     def draft_vocab_size(self) -> int:
         return self.vocab_size
 
     @property
-    def vocab_size(self) -> int:
-        return self.transformer_layer_config.vocab_size
-
-    @property
     def verifier_hidden_size(self) -> int:
         return self.transformer_layer_config.hidden_size
-
-    def tensor_dtype(self, name: str) -> str:
-        """The dtype of one tensor of such a checkpoint, in torch's words."""
-        return self.dtype
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all tensors of such a head, `SHARED` ones included."""
@@ -120,15 +85,6 @@ class MTPConfig(BaseModel):
             inner[f"{name}_layernorm.weight"] = (hidden,)
         shared = dict.fromkeys(sorted(SHARED), (self.vocab_size, hidden))
         return {**shared, **{f"{PREFIX}{name}": shape for name, shape in inner.items()}}
-
-    @classmethod
-    def parse(cls, values: dict[str, Any], *, where: str) -> MTPConfig:
-        """A config from its JSON values, or a `CheckpointError` that names the first bad field."""
-        return parse_config(cls, values, where=where)
-
-    def to_json(self) -> str:
-        """The text of config.json, without nulls."""
-        return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=2) + "\n"
 
 
 def _attention_shapes(layers: MTPLayers) -> dict[str, tuple[int, ...]]:
