@@ -38,12 +38,19 @@ _STATES_SHARE = 0.2  # of the whole time, about, when the states are cached firs
 
 
 class TrainResult(BaseModel):
-    """What `train` made. `best` holds the validation numbers of the written weights."""
+    """What `train` made. `best` holds the numbers of the written weights and their step;
+    `trainable` and `frozen` name the draft's tensors; `skipped` counts steps without a trained
+    token; `ended_early`: patience was lost.
+    """
 
     output: str
     steps: int
     seconds: float
     best: dict[str, float]
+    trainable: list[str] = []
+    frozen: list[str] = []
+    skipped: int = 0
+    ended_early: bool = False
 
 
 def train(
@@ -80,8 +87,16 @@ def train_here(
         loop.run()
         best = _finish(loop, output)
         progress.update(1.0, "done")
+    tensors = _tensors(loop.draft)
     return TrainResult(
-        output=str(output), steps=loop.position.step, seconds=loop.position.seconds, best=best
+        output=str(output),
+        steps=loop.position.step,
+        seconds=loop.position.seconds,
+        best=best,
+        trainable=tensors[True],
+        frozen=tensors[False],
+        skipped=loop.position.skipped,
+        ended_early=loop.over,
     )
 
 
@@ -220,10 +235,16 @@ def _fingerprint(params: TrainParams, prepared: Prepared, verifier: Verifier) ->
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _tell_plan(loop: Loop, progress: Progress) -> None:
+def _tensors(draft: Eagle3Draft) -> dict[bool, list[str]]:
+    """Names of the draft's parameters: those that are trained (True), and those that are not."""
     lists: dict[bool, list[str]] = {True: [], False: []}
-    for name, parameter in loop.draft.named_parameters():
+    for name, parameter in draft.named_parameters():
         lists[parameter.requires_grad].append(name)
+    return lists
+
+
+def _tell_plan(loop: Loop, progress: Progress) -> None:
+    lists = _tensors(loop.draft)
     count = sum(p.numel() for p in loop.trainable.values())
     progress.note(f"trainable, {count / 1e6:.1f} M parameters: {', '.join(lists[True])}")
     progress.note(f"frozen: {', '.join(lists[False])}")
