@@ -60,14 +60,12 @@ class UnrolledAttention:
         self.chains = chains
         if stay is not None:
             first = self._step
-            self.kept = [
-                kept if i < first else kept[:, stay] for i, kept in enumerate(self.kept)
-            ]
+            self.kept = [kept if i < first else kept[:, stay] for i, kept in enumerate(self.kept)]
 
-    def holding(self, kept: Sequence[Tensor]) -> UnrolledAttention:
+    def holding(self, kept: Sequence[Tensor], chains: Queries) -> UnrolledAttention:
         """One step's own, which changes nothing here."""
         mine = UnrolledAttention(self.tokens, self.last_layer, list(kept))
-        mine.chains = self.chains
+        mine.chains = chains
         return mine
 
     def keep(self, added: Sequence[Tensor]) -> None:

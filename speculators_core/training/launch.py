@@ -74,7 +74,11 @@ def _torchrun(params: TrainParams, place: Path) -> list[str]:
     where = ["--standalone", "--local-addr=127.0.0.1"]
     if params.rendezvous:
         host, _, port = params.rendezvous.rpartition(":")
-        where = [f"--node-rank={params.node_rank}", f"--master-addr={host}", f"--master-port={port}"]
+        where = [
+            f"--node-rank={params.node_rank}",
+            f"--master-addr={host}",
+            f"--master-port={port}",
+        ]
     return [
         f"--nnodes={params.nodes}",
         f"--nproc-per-node={params.processes}",

@@ -158,15 +158,16 @@ class Unroller(nn.Module):
         self, batch: Packed, attend: UnrolledAttention, live: Tensor, hidden: Tensor, k: int
     ) -> tuple[Tensor, Tensor]:
         """Step k for the chains `live` [M]: normed and the next state, [1, M, Hd] each."""
-        starts = batch.starts[live]
+        starts, asking = batch.starts[live], attend.chains
         if k == 0:  # every token gives a key; only the chains ask
             tokens, positions, rows = torch.roll(batch.ids, -1), batch.positions, starts
         else:
             tokens, positions, rows = batch.ids[starts + 1 + k], batch.positions[starts] + k, None
 
         def step(state: Tensor, *kept: Tensor) -> tuple[Tensor, ...]:
-            """Pure: what it needs comes in and what it adds comes out, so it can be run again."""
-            mine = attend.holding(kept)
+            """Pure: what it needs comes in and what it adds comes out, so it can be run again
+            when `attend` is steps ahead."""
+            mine = attend.holding(kept, asking)
             out = self.draft.step(tokens[None], state, positions[None], mine, rows=rows)
             return (*out, *mine.added)
 

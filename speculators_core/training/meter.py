@@ -48,7 +48,12 @@ class Meter:
     def read(self) -> dict[str, float]:
         """The means over all processes, by name. Empty where nothing was added."""
         counts = [self.chains, self.covered, self.walk_tokens, self.walk_steps, self.tokens]
-        mine = [self.loss, self.live.double(), self.accepted.double(), torch.tensor(counts).double()]
+        mine = [
+            self.loss,
+            self.live.double(),
+            self.accepted.double(),
+            torch.tensor(counts).double(),
+        ]
         *sums, rest = self.world.sum(torch.cat(mine)).cpu().split([self.steps] * 3 + [len(counts)])
         chains, covered, walk_tokens, walk_steps, tokens = rest.tolist()
         if not chains:

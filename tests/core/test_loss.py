@@ -12,7 +12,15 @@ from torch import Tensor
 from speculators_core.data.hidden_states import States
 from speculators_core.models.eagle3 import Eagle3Draft
 from speculators_core.training.attention import Queries, Span, UnrolledAttention
-from speculators_core.training.loss import TargetHead, Targets, Unrolled, head_loss, unroll
+from speculators_core.training.divergence import kl
+from speculators_core.training.loss import (
+    TargetHead,
+    Targets,
+    Unrolled,
+    Unroller,
+    head_loss,
+    unroll,
+)
 from speculators_core.training.meter import Meter, walk
 from speculators_core.training.packing import Document, Packed, pack
 from tests import tiny
@@ -142,6 +150,92 @@ def test_documents_of_a_row_never_see_each_other() -> None:
     assert torch.equal(other.accepted[-3:], both.accepted[-3:])
 
 
+def test_a_leaky_mask_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C11: what the second chat's steps depend on the first for is nothing; with a mask that
+    joins the chats it is a lot, so this measure can see a leak in every step."""
+    draft, second = a_draft(), a_document(".xxxxx.", 5)
+
+    def leaked() -> Tensor:
+        """[K] how far the second chat's losses move when the first chat is another."""
+        sums = []
+        for seed in (4, 99):
+            first = a_document("..xxxxx", seed)
+            both, alone = (run(draft, pack(chats)) for chats in ([first, second], [first]))
+            sums.append(both.step_losses - alone.step_losses)
+        return (sums[0] - sums[1]).abs()
+
+    assert leaked().max() < 1e-5
+
+    def joined(packed: Packed, counts: list[int], sees: Tensor) -> Queries:
+        last = sum(counts)
+        ends = torch.tensor(packed.lengths).cumsum(0) - torch.tensor(packed.lengths)
+        shift = ends.repeat_interleave(torch.tensor(counts))
+        return Queries((Span(slice(0, last), slice(0, sum(packed.lengths))),), sees + shift)
+
+    monkeypatch.setattr(Packed, "_queries", joined)
+    draft_sees_both = run(draft, pack([a_document("..xxxxx", 4), second])).step_losses
+    monkeypatch.undo()
+    apart = run(draft, pack([a_document("..xxxxx", 4), second])).step_losses
+    assert ((draft_sees_both - apart).abs() > 1e-3).all()
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_computing_steps_again_changes_nothing(layers: int) -> None:
+    """C15: each step still sees the keys and states of those before it."""
+    draft = a_draft(layers=layers)
+    batch = pack([a_document("..xxxxxxx..xxx", 21), a_document(".xxxx.", 22)])
+    targets = a_head().targets(batch)
+    kept, again = (
+        Unroller(draft, 4, again=again).unroll(batch, targets) for again in (False, True)
+    )
+    torch.testing.assert_close(again.loss, kept.loss, atol=1e-6, rtol=1e-6)
+    assert_same(gradients(draft, again.loss), gradients(draft, kept.loss), 1e-6)
+
+
+def test_rows_of_a_step_add_up_to_one_larger_row() -> None:
+    draft = a_draft()
+    chats = [a_document("..xxxxxxx", 31), a_document(".xxxx.", 32), a_document("...xxx", 33)]
+    whole = run(draft, pack(chats), decay=0.8)
+    expected = gradients(draft, whole.loss)
+    unroller = Unroller(draft, 3, 0.8)
+    parts = [
+        unroller.unroll(batch, a_head().targets(batch), whole.live)
+        for batch in (pack(chats[:1]), pack(chats[1:]))
+    ]
+    torch.testing.assert_close(parts[0].loss + parts[1].loss, whole.loss, atol=1e-5, rtol=1e-5)
+    assert_same(gradients(draft, parts[0].loss + parts[1].loss), expected, 1e-5)
+
+
+def test_products_in_bfloat16_give_nearly_the_same_loss_and_gradients() -> None:
+    draft, batch = a_draft(), pack([a_document("..xxxxxxxxxxxx", 41)])
+    exact = run(draft, batch)
+    expected = gradients(draft, exact.loss)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = run(draft, batch)
+    assert rounded.loss.dtype == torch.float32
+    torch.testing.assert_close(rounded.loss, exact.loss, atol=0.1, rtol=0.05)
+    for name, gradient in gradients(draft, rounded.loss).items():
+        assert gradient.dtype == torch.float32
+        apart = torch.nn.functional.cosine_similarity(
+            gradient.flatten(), expected[name].flatten(), 0
+        )
+        assert apart > 0.95, name
+
+
+@pytest.mark.prove
+def test_compiling_changes_nothing() -> None:
+    """`torch.compile` of the MLP and the divergence: the same loss to 1e-5."""
+    draft, batch = a_draft(), pack([a_document("..xxxxxxxxxxxx..xxxx", 51)])
+    eager = run(draft, batch)
+    expected = gradients(draft, eager.loss)
+    for layer in draft.layers:
+        layer.mlp.compile(dynamic=True)
+    targets = a_head().targets(batch)
+    compiled = Unroller(draft, 3, 1.0, torch.compile(kl, dynamic=True)).unroll(batch, targets)
+    torch.testing.assert_close(compiled.loss, eager.loss, atol=1e-5, rtol=1e-5)
+    assert_same(gradients(draft, compiled.loss), expected, 1e-5)
+
+
 def test_a_long_document_is_worked_in_chunks_with_the_same_result(monkeypatch) -> None:
     draft, batch = a_draft(), pack([a_document("." * 5 + "x" * 40, 6)])
     whole = gradients(draft, run(draft, batch).loss)
@@ -166,7 +260,7 @@ def test_the_attention_gradient_is_that_of_its_formula() -> None:
         attend.begin(chains, None)
         attend.keep([k0[0], v0[0]])
         attend.begin(chains, torch.arange(tokens))
-        return attend.holding(attend.kept)(0, q, k1, v1)
+        return attend.holding(attend.kept, chains)(0, q, k1, v1)
 
     assert torch.autograd.gradcheck(attended, leaves)
 
@@ -282,7 +376,30 @@ def test_loss_and_gradients_equal_speculators(switches: tuple[bool, ...]) -> Non
     assert_same(mine, other, 1e-4)
 
 
-def speculators_loss(draft: Eagle3Draft, document: Document, decay: float):
+def test_where_turns_end_speculators_counts_one_chain_more() -> None:
+    """The documented difference: there a chain counts whose newest token is the end of the turn.
+    Without the last token of each turn its mask means ours."""
+    draft, document = a_draft(), a_document("....xxxxxx..xxx.", 61)
+    ours = run(draft, pack([document]), steps=1)
+    mask = document.mask
+    theirs, loss = speculators_loss(draft, document, 1.0, steps=1, mask=mask & mask.roll(-1))
+    torch.testing.assert_close(ours.loss, loss, atol=1e-4, rtol=1e-4)
+    mine = gradients(draft, ours.loss)
+    loss.backward()
+    other = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None and n in mine}
+    assert_same(mine, other, 1e-4)
+    _, as_they_count = speculators_loss(draft, document, 1.0, steps=1, mask=mask)
+    assert abs(float((as_they_count - loss).detach())) > 1e-3  # the two ends of turns, averaged in
+    assert int(mask[1:-1].sum()) == int(ours.live[0]) + 2
+
+
+def speculators_loss(
+    draft: Eagle3Draft,
+    document: Document,
+    decay: float,
+    steps: int = 3,
+    mask: Tensor | None = None,
+):
     """speculators 0.9.0 with the same weights, eager attention and loss."""
     from speculators.losses import resolve_loss_config
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
@@ -301,14 +418,14 @@ def speculators_loss(draft: Eagle3Draft, document: Document, decay: float):
     assert not missing and not unexpected
     model.lm_head.weight.requires_grad = True  # frozen there, trained here
     states = document.states
-    ids = document.ids
+    ids, mask = document.ids, document.mask if mask is None else mask
     _, loss, _ = model(
         hidden_states=states.aux[None, :-1],
         input_ids=ids[None, 1:],
         document_ids=torch.zeros(1, len(ids) - 1, dtype=torch.long),
-        loss_mask=torch.cat([document.mask[1:-1], torch.zeros(1, dtype=torch.bool)])[None],
+        loss_mask=torch.cat([mask[1:-1], torch.zeros(1, dtype=torch.bool)])[None],
         verifier_last_hidden_states=states.final[None, 1:],
-        ttt_steps=3,
+        ttt_steps=steps,
         ttt_step_loss_decay=decay,
         loss_config=resolve_loss_config("kl_div", "eager"),
     )
