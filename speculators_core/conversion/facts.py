@@ -27,7 +27,9 @@ def facts_of(config: DraftConfig) -> dict[str, Any]:
             "fc_norm for each state": config.fc_norm,
             "normed state fed back": config.norm_output,
         }
+        layers = config.transformer_layer_config
         return {
+            "Layers": f"{layers.num_hidden_layers}, {layers.model_type}",
             "Aux states, after k layers": config.eagle_aux_hidden_state_layer_ids or "unknown",
             "Draft vocabulary": f"{config.draft_vocab_size} of {config.vocab_size}",
             "Residual": "normed" if config.norm_before_residual else "un-normed",

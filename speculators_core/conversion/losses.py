@@ -41,6 +41,13 @@ def losses_of(
             where="num_hidden_layers",
             hint="vLLM serves it as it is",
         )
+    if layer.norms_heads:
+        raise InputError(
+            f"the {layout.name} layout has a Llama's layer, this draft has a Qwen3's, which norms "
+            "each head of query and key",
+            where="transformer_layer_config.model_type",
+            hint="vLLM serves it as it is",
+        )
     for switch, meaning in SWITCHES.items():
         if getattr(config, switch) and switch not in layout.switches:
             if switch == "norm_output" and layout.name == "specforge":

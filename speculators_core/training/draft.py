@@ -130,4 +130,5 @@ def _norm_scale(verifier: Verifier) -> Tensor:
     signs = torch.ones_like(verifier.embedding[0])
     signs[1::2] = -1
     above, below = verifier.final_norm(torch.stack([signs, -signs])).float()
-    return (above - below) / 2 * signs
+    scale: Tensor = (above - below) / 2 * signs
+    return scale

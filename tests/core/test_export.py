@@ -138,6 +138,7 @@ def test_aux_ids_are_written_as_outputs_or_named_as_lost(tiny_verifier, tmp_path
 def test_what_no_layout_can_say_is_an_error(tiny_verifier, tmp_path):
     for name, changes, complaint in (
         ("deep", {"layers": 2}, "one draft layer"),
+        ("qwen", {"kind": "qwen3"}, "a Llama's layer, this draft has a Qwen3's"),
         ("embedding", {"aux_layers": (0, 4, 5)}, "outputs of layers"),
     ):
         config = tiny.draft_config(tiny_verifier, **{**PLAIN, **changes})
