@@ -113,7 +113,10 @@ def hub_files(hub_id: HubId, split: str | None, progress: Progress) -> list[Path
             progress.update(None, f"downloading {len(names)} files of {where}")
             place = Path(
                 api().snapshot_download(
-                    hub_id.repository, repo_type="dataset", revision=info.sha, allow_patterns=names
+                    hub_id.repository,
+                    repo_type="dataset",
+                    revision=hub_id.revision,  # by its name, so that the cache knows it by that
+                    allow_patterns=names,
                 )
             )
     except Unavailable:

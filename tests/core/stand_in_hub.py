@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_standInTokenForTests0123456789"
-_LARGE = (".safetensors", ".bin")
+_LARGE = (".safetensors", ".bin", ".parquet")
 _PIECE = 1 << 14
 
 
@@ -256,14 +256,14 @@ _REVISION = r"(?P<revision>[\w.-]+)"
 _ROUTES = [
     (r"/api/repos/create", "create"),
     (r"/api/validate-yaml", "validate"),
-    (rf"/api/models/{_REPO}", "info"),
-    (rf"/api/models/{_REPO}/revision/{_REVISION}", "info"),
-    (rf"/api/models/{_REPO}/tree/{_REVISION}", "tree"),
+    (rf"/api/(?:models|datasets)/{_REPO}", "info"),
+    (rf"/api/(?:models|datasets)/{_REPO}/revision/{_REVISION}", "info"),
+    (rf"/api/(?:models|datasets)/{_REPO}/tree/{_REVISION}", "tree"),
     (rf"/api/models/{_REPO}/preupload/{_REVISION}", "preupload"),
     (rf"/api/models/{_REPO}/commit/{_REVISION}", "commit"),
     (rf"/{_REPO}\.git/info/lfs/objects/batch", "batch"),
     (r"/lfs/(?P<digest>[0-9a-f]{64})", "store"),
-    (rf"/{_REPO}/resolve/{_REVISION}/(?P<name>.+)", "resolve"),
+    (rf"(?:/datasets)?/{_REPO}/resolve/{_REVISION}/(?P<name>.+)", "resolve"),
 ]
 
 
