@@ -41,6 +41,8 @@ def end_leftovers(run_id: str, attempt: int) -> bool:
     gone = _end(run_id, job) and _end(run_id, server) and _end(run_id, _helper(run_id, attempt))
     if gone and server:
         _forget_server(run_id)
+    if gone and job:
+        _record(run_id).unlink(missing_ok=True)
     return gone
 
 
@@ -55,6 +57,11 @@ def recorder(run: RunView) -> Callable[[int, float], None]:
         partial.rename(place)
 
     return record
+
+
+def remembers_server(run_id: str) -> bool:
+    """Whether `recorder` was used for the run, and nobody has looked after its server since."""
+    return _record(run_id).exists()
 
 
 def _helper(run_id: str, attempt: int) -> Group | None:

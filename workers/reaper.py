@@ -26,7 +26,7 @@ from app.store.models import ENDED, Deployment, Run, now
 from app.store.transitions import ACTIVE
 from speculators_core.errors import Unavailable
 from workers import leases
-from workers.leftovers import end_leftovers, job_gone
+from workers.leftovers import end_leftovers, job_gone, remembers_server
 from workers.log import note
 from workers.processes import living_groups
 
@@ -116,7 +116,7 @@ class Reaper:
             ended = session.execute(query).all()
         living = living_groups() if ended else set()
         for run_id, attempt, job_pgid, server_pgid in ended:
-            if job_pgid in living or server_pgid is not None:
+            if job_pgid in living or server_pgid is not None or remembers_server(run_id):
                 end_leftovers(run_id, attempt)
 
     def take_over_from_gone_hosts(self) -> None:

@@ -18,7 +18,7 @@ from app.store.engine import writing
 from app.store.models import Deployment, Run, RunState, Slot, now
 from speculators_core.data import occupancy
 from tests.workers.lab import submit, wait_for, wait_for_state
-from workers import leases, processes
+from workers import leases, leftovers, processes
 from workers.reaper import HOST_GONE_S, Reaper
 
 _SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -134,6 +134,20 @@ def test_the_group_of_a_run_that_ended_is_ended(reaper, group):
     claims.finish(run_id, RunState.FAILED)
     reaper.sweep()
     assert not processes.group_alive(*group)
+
+
+def test_the_server_that_a_dead_job_had_beside_it_is_ended(reaper, group):
+    """vLLM for hidden states, in a group of its own; of this attempt, not of a later one."""
+    run_id = _claimed()
+    claims.set_job(run_id, os.getpid() + 10**6, 1.0)  # long gone
+    record = leftovers.recorder(runs.get(run_id))
+    record(*group)
+    assert leftovers.end_leftovers(run_id, 7)
+    assert processes.group_alive(*group) and leftovers.remembers_server(run_id)
+    claims.finish(run_id, RunState.FAILED)
+    reaper.sweep()
+    assert not processes.group_alive(*group)
+    assert not leftovers.remembers_server(run_id)
 
 
 def test_runs_of_a_host_that_vanished_are_queued_again_and_of_a_living_one_not(reaper):
