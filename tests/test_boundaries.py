@@ -32,7 +32,9 @@ LIGHT_CORE = (
     "speculators_core.training.presets",
     "speculators_core.data",
     "speculators_core.data.capacity",
+    "speculators_core.data.layouts",
     "speculators_core.data.occupancy",
+    "speculators_core.data.rows",
     "speculators_core.data.samples",
 )
 """What `app` may know of the core; that none of it loads torch is seen below."""

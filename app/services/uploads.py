@@ -2,57 +2,49 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from app.services import data_sets
 from app.services.views import DataSetView
 from app.settings import settings
+from speculators_core.data.layouts import recognise
+from speculators_core.data.rows import SUFFIXES, read_rows
 from speculators_core.errors import DataError
 
 
 def keep_chats(path: str | Path, name: str | None = None) -> DataSetView:
-    """Register a JSONL file of chats (`messages` in each line) under `name`, default its own.
+    """Register a file of chats or text (JSONL, JSON, Parquet; any layout) under `name`, default
+    its own.
 
-    The same content is kept once. Raises `DataError` with the line that is wrong; nothing is
-    kept then.
+    The same content is kept once. Raises `DataError` with the row that is wrong; nothing is kept
+    then.
     """
     source = Path(path)
-    count = sum(1 for _ in _chats(source))
+    count = _count(source)
     if not count:
-        raise DataError("the file holds no chat", where=source.name, hint=_EXPECTED)
-    place = settings().home / "datasets" / data_sets.content_digest(source) / "chats.jsonl"
+        raise DataError(
+            "the file holds no chat",
+            where=source.name,
+            hint='a row is {"messages": [{"role": "user", "content": "…"}, …]}, or another layout',
+        )
+    suffix = source.suffix if source.suffix in SUFFIXES else ".jsonl"
+    place = settings().home / "datasets" / data_sets.content_digest(source) / f"chats{suffix}"
     if not place.exists():
         _copy(source, place)
     return data_sets.register(place, name or source.stem, "chats", samples=count)
 
 
-_EXPECTED = 'each line is {"messages": [{"role": "user", "content": "…"}, …]}'
-
-
-def _chats(source: Path) -> Iterator[Any]:
-    with source.open(encoding="utf-8", errors="strict") as lines:
-        try:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _chat(line, f"{source.name}, line {number}")
-        except UnicodeDecodeError as error:
-            raise DataError("the file is not UTF-8 text", where=source.name) from error
-
-
-def _chat(line: str, where: str) -> Any:
+def _count(source: Path) -> int:
+    """Rows that are chats or text; errors name the file as its owner knows it."""
     try:
-        chat = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"not JSON: {error}", where=where, hint=_EXPECTED) from error
-    messages = chat.get("messages") if isinstance(chat, dict) else None
-    if not isinstance(messages, list) or not messages:
-        raise DataError("there are no `messages`", where=where, hint=_EXPECTED)
-    return chat
+        return sum(
+            1 for row in read_rows(source) if recognise(row.values, f"{source}:{row.number}")
+        )
+    except DataError as error:
+        where = (error.where or "").replace(str(source), source.name)
+        raise DataError(error.message, where=where, hint=error.hint) from error
 
 
 def _copy(source: Path, place: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from app.services import data_sets, uploads
@@ -24,6 +26,20 @@ def test_chats_are_kept_under_the_home_and_registered(
     assert Path(kept.path).read_text() == file.read_text()
 
 
+def test_other_layouts_and_formats_are_kept_as_they_are(
+    sqlite_store: str, home: Path, tmp_path: Path
+):
+    shared = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    array = tmp_path / "shared.json"
+    array.write_text(json.dumps([{"conversations": shared}] * 3))
+    table = tmp_path / "pairs.parquet"
+    pq.write_table(pa.Table.from_pylist([{"prompt": "q", "response": "a"}]), table)
+    for file, count in ((array, 3), (table, 1)):
+        kept = uploads.keep_chats(file)
+        assert kept.samples == count and Path(kept.path).suffix == file.suffix
+        assert Path(kept.path).read_bytes() == file.read_bytes()
+
+
 def test_the_same_content_is_kept_once(sqlite_store: str, tmp_path: Path):
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text(CHAT)
@@ -35,9 +51,9 @@ def test_the_same_content_is_kept_once(sqlite_store: str, tmp_path: Path):
     ("content", "words"),
     [
         (b"", "holds no chat"),
-        (b"{nope", "line 1"),
-        (f"{CHAT}\n[1]\n".encode(), "line 2"),
-        (b'{"messages": []}', "no `messages`"),
+        (b"{nope", "(bad.jsonl:1)"),
+        (f"{CHAT}\n[1]\n".encode(), "(bad.jsonl:2)"),
+        (b'{"id": 1, "body": "x"}', "found the keys id, body"),
         (b"\xff\xfe\x00", "not UTF-8"),
     ],
 )
