@@ -69,8 +69,8 @@ class Loop:
         params = self.params
         divergence = mixture(loss_weights(params.loss))
         if params.compile:
-            for layer in self.draft.layers:
-                layer.mlp.compile(dynamic=True)
+            for layer in range(len(self.draft.layers)):
+                self.draft.get_submodule(f"layers.{layer}.mlp").compile(dynamic=True)
             divergence = torch.compile(divergence, dynamic=True)
         self.unroller = Unroller(
             self.draft,

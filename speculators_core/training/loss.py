@@ -134,7 +134,7 @@ class Unroller(nn.Module):
         )
         return Unrolled(
             loss=loss,
-            step_losses=torch.stack([part.sum() for part in losses.split(counts.tolist())]),
+            step_losses=torch.stack([part.sum() for part in torch.split(losses, counts.tolist())]),
             live=counts,
             accepted=_accepted(choice == targets.best[rows], chains, len(batch.starts)),
             covered=int((targets.best >= 0).sum()),
@@ -143,7 +143,8 @@ class Unroller(nn.Module):
     def _states(self, batch: Packed, chains: Sequence[Tensor]) -> list[Tensor]:
         """Normed states [M_k, Hd] of every step, for its live chains."""
         attend = UnrolledAttention(batch.tokens(), last_layer=len(self.draft.layers) - 1)
-        hidden, before = self.draft.combine(batch.aux[None]), None
+        hidden = self.draft.combine(batch.aux[None])
+        before: Tensor | None = None
         states = []
         for k, live in enumerate(chains):
             stay = None if before is None else torch.isin(before, live).nonzero().flatten()
@@ -197,7 +198,7 @@ def unroll(
 def _accepted(right: Tensor, chains: Sequence[Tensor], count: int) -> Tensor:
     """[C, K] bool from [ΣM] bool: right at a step and all steps before."""
     accepted = torch.zeros(count, len(chains), dtype=torch.bool, device=right.device)
-    parts = right.split([len(c) for c in chains])
+    parts = torch.split(right, [len(c) for c in chains])
     for k, (live, part) in enumerate(zip(chains, parts, strict=True)):
         accepted[live, k] = part & accepted[live, k - 1] if k else part
     return accepted

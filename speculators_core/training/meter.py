@@ -48,17 +48,13 @@ class Meter:
     def read(self) -> dict[str, float]:
         """The means over all processes, by name. Empty where nothing was added."""
         counts = [self.chains, self.covered, self.walk_tokens, self.walk_steps, self.tokens]
-        mine = [
-            self.loss,
-            self.live.double(),
-            self.accepted.double(),
-            torch.tensor(counts).double(),
-        ]
-        *sums, rest = self.world.sum(torch.cat(mine)).cpu().split([self.steps] * 3 + [len(counts)])
-        chains, covered, walk_tokens, walk_steps, tokens = rest.tolist()
+        mine = [self.loss, self.live, self.accepted, torch.tensor(counts)]
+        sums = self.world.sum(torch.cat([part.double() for part in mine])).cpu()
+        loss, live, accepted = sums[: 3 * self.steps].view(3, -1)
+        chains, covered, walk_tokens, walk_steps, tokens = sums[3 * self.steps :].tolist()
         if not chains:
             return {}
-        losses, shares = ((total / sums[1].clamp(min=1)).tolist() for total in (sums[0], sums[2]))
+        losses, shares = ((total / live.clamp(min=1)).tolist() for total in (loss, accepted))
         return {
             "loss": sum(losses),
             **{f"loss_{k}": value for k, value in enumerate(losses)},

@@ -19,6 +19,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -41,7 +43,7 @@ class World:
     size: int = 1
     local_rank: int = 0
     node: int = 0
-    store: dist.Store | None = None
+    store: Store | None = None
 
     @property
     def first(self) -> bool:
@@ -112,7 +114,7 @@ def join() -> World:
     if on_gpu:
         torch.cuda.set_device(local)
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    meeting = dist.TCPStore(
+    meeting = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         size,
@@ -121,12 +123,12 @@ def join() -> World:
     )
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
-        store=dist.PrefixStore("group", meeting),
+        store=PrefixStore("group", meeting),
         rank=rank,
         world_size=size,
         timeout=PATIENCE,
     )
-    store = dist.PrefixStore("speclab", meeting)
+    store = PrefixStore("speclab", meeting)
     return World(rank, size, local, int(os.environ["GROUP_RANK"]), store)
 
 
@@ -141,8 +143,9 @@ def shared(module: nn.Module, world: World, sharding: str) -> nn.Module:
     if world.size == 1:
         return module
     if sharding == "fsdp":
-        mesh = dist.init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (world.size,))
-        return fully_shard(module, mesh=mesh)
+        mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (world.size,))
+        fully_shard(module, mesh=mesh)  # in place
+        return module
     return DistributedDataParallel(module, forward_sync_buffers=False)
 
 

@@ -110,7 +110,7 @@ def test_a_process_that_dies_ends_the_others_within_two_minutes(
                 os.kill(killed[0], signal.SIGKILL)
 
     began = time.monotonic()
-    with pytest.raises(SpeclabError, match="died|failed"):
+    with pytest.raises(SpeclabError, match=r"died|failed"):
         run(data, tiny_verifier, tmp_path / "out", Killer(), processes=2, epochs=400)
     assert time.monotonic() - began < 120 and not ranks()
     assert list((tmp_path / "out.checkpoints").glob("step-*"))
