@@ -38,13 +38,15 @@ def keep_chats(path: str | Path, name: str | None = None) -> DataSetView:
 
 def _count(source: Path) -> int:
     """Rows that are chats or text; errors name the file as its owner knows it."""
+    count = 0
     try:
-        return sum(
-            1 for row in read_rows(source) if recognise(row.values, f"{source}:{row.number}")
-        )
+        for row in read_rows(source):
+            recognise(row.values, f"{source}:{row.number}")
+            count += 1
     except DataError as error:
         where = (error.where or "").replace(str(source), source.name)
         raise DataError(error.message, where=where, hint=error.hint) from error
+    return count
 
 
 def _copy(source: Path, place: Path) -> None:
