@@ -144,24 +144,29 @@ def _notes(served: Served) -> list[str]:
     return notes
 
 
-def speculative_config(served: Served) -> dict[str, Any]:
-    """The value of vLLM's --speculative-config. K counts the drafted tokens alone."""
-    if served.algorithm not in _METHODS:
+def speculative_config(method: str, tokens: int, model: str | None = None) -> dict[str, Any]:
+    """The value of vLLM's --speculative-config for K = `tokens`, drafted ones alone. The method is
+    said, never left to vLLM's guess from the path. `model` is the draft's; an MTP head is among
+    the weights of its verifier, and the n-gram drafter (prompt lookup) has none.
+    """
+    if method not in (*_METHODS, "mtp", "ngram"):
         raise InputError(
-            f"vLLM has no method for the algorithm {served.algorithm!r}",
+            f"vLLM has no method for the algorithm {method!r}",
             where="speculators_config.algorithm",
             hint=f"known: {', '.join(_METHODS)}",
         )
-    return {
-        "method": served.algorithm,
-        "model": served.model,
-        "num_speculative_tokens": served.speculative_tokens,
-    }
+    values: dict[str, Any] = {"method": method}
+    if method in _METHODS:
+        values["model"] = model
+    if method == "ngram":
+        values |= {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    return {**values, "num_speculative_tokens": tokens}
 
 
 def _vllm(served: Served, params: LaunchParams) -> list[str]:
     """What follows `vllm serve`. A draft runs on as many GPUs as its verifier by default."""
-    words = [served.verifier, "--speculative-config", json.dumps(speculative_config(served))]
+    config = speculative_config(served.algorithm, served.speculative_tokens, served.model)
+    words = [served.verifier, "--speculative-config", json.dumps(config)]
     gpus = [] if params.gpus == "all" else params.gpus.split(",")
     return [*words, "--tensor-parallel-size", str(len(gpus))] if len(gpus) > 1 else words
 

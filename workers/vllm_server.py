@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from speculators_core.errors import Unavailable
+from speculators_core.launch import speculative_config
 from speculators_core.params import DeployParams
 from workers import vllm_cpu_repair
 from workers.preflight import Examined
@@ -70,6 +71,7 @@ def arguments(
     trace_socket: Path | None,
 ) -> list[str]:
     """Everything after `python -m`."""
+    drafting = speculative_config(examined.method, examined.speculative_tokens, params.speculator)
     values: dict[str, Any] = {
         "--model": params.verifier,
         "--served-model-name": served_name,
@@ -78,7 +80,7 @@ def arguments(
         "--dtype": dtype,
         "--max-model-len": params.max_model_len,
         "--max-num-seqs": params.max_num_seqs,
-        "--speculative-config": json.dumps(speculative_config(params, examined)),
+        "--speculative-config": json.dumps(drafting),
         "--per-request-spec-decode-metrics": "detailed",
         "--scheduler-cls": SCHEDULER,
         "--shutdown-timeout": DRAIN_S,
@@ -94,16 +96,6 @@ def arguments(
         switches.append("--no-async-scheduling")
     flat = [str(part) for pair in values.items() for part in pair]
     return [ENTRY_POINT, *flat, *switches]
-
-
-def speculative_config(params: DeployParams, examined: Examined) -> dict[str, Any]:
-    """The value of --speculative-config: the method is said, never left to vLLM's guess from the
-    path (an MTP head is among the weights of the verifier, so no model is named).
-    """
-    values = {"method": examined.method, "num_speculative_tokens": examined.speculative_tokens}
-    if examined.method == "ngram":
-        return {**values, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
-    return values if examined.method == "mtp" else {**values, "model": params.speculator}
 
 
 def environment(machine: Machine, cache: Path) -> dict[str, str]:

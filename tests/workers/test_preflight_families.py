@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from speculators_core.errors import CheckpointError, InputError, PairingError
 from speculators_core.params import ConvertParams, DeployParams, StitchParams
 from tests.core.layouts import families
 from tests.core.layouts.families import Family
-from workers import preflight, vllm_server
+from workers import preflight
+from workers.vllm_server import Machine, arguments
 
 FAMILY = Family(layers=2, seed=2)
 
@@ -40,11 +42,18 @@ def deployment(verifier: Path, speculator: Path, **more) -> DeployParams:
     )
 
 
+def drafting(params: DeployParams) -> dict[str, object]:
+    """What vLLM is told of the draft."""
+    machine = Machine(cpu=True, cores=2, fast_bfloat16=False, openmp=None)
+    words = arguments(params, preflight.examine(params), machine, "float32", 1, "m", None)
+    told: dict[str, object] = json.loads(words[words.index("--speculative-config") + 1])
+    return told
+
+
 @pytest.mark.parametrize(("algorithm", "k"), [("dflash", 5), ("eagle", 3)])
 def test_the_method_is_said_whatever_the_directory_is_called(tmp_path, algorithm, k) -> None:
     params = deployment(*made(tmp_path, algorithm))
-    examined = preflight.examine(params)
-    assert vllm_server.speculative_config(params, examined) == {
+    assert drafting(params) == {
         "method": algorithm,
         "model": str(tmp_path / "my_head_v2"),
         "num_speculative_tokens": k,
@@ -67,9 +76,7 @@ def test_an_mtp_head_is_deployed_inside_its_verifier_only(tmp_path) -> None:
     stitched = tmp_path / "stitched"
     stitch_mtp(StitchParams(speculator=str(head), verifier=str(verifier)), stitched)
     params = deployment(stitched, stitched, speculative_tokens=2)
-    examined = preflight.examine(params)
-    config = {"method": "mtp", "num_speculative_tokens": 2}
-    assert vllm_server.speculative_config(params, examined) == config
+    assert drafting(params) == {"method": "mtp", "num_speculative_tokens": 2}
 
 
 @pytest.mark.parametrize("algorithm", ["dflash", "eagle"])
