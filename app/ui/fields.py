@@ -32,6 +32,12 @@ LABELS = {
     "start_from": "Start from",
     "verifier_name": "Verifier's hub id",
     "gpus": "GPUs",
+    "held_out": "Held-out prompts",
+    "evaluate_every": "Measure every",
+    "evaluate_prompts": "Prompts of a measurement",
+    "evaluate_tokens": "Tokens of a measurement",
+    "compile": "Compile (torch.compile)",
+    "autocast": "Autocast of the draft",
     "states_dtype": "Number format of the states",
 }
 TRISTATE: dict[str, bool | None] = {"default": None, "yes": True, "no": False}
@@ -57,13 +63,14 @@ def component(
         "label": label(name),
         "info": _help(field),
         "elem_id": f"{ids}-{name.replace('_', '-')}",
-        "min_width": 260 if name in REFERENCES or choices is not None else 150,
+        "min_width": 260 if name in REFERENCES or choices is not None else 180,
     }
     if kind is bool and not takes_none(field):
         return gr.Checkbox(value=start, **common)
     if kind is bool or get_origin(kind) is Literal:
         offered = list(TRISTATE) if kind is bool else [str(v) for v in get_args(kind)]
-        return gr.Dropdown(offered, value=start, **common)
+        open_ = [("default", "")] if takes_none(field) and kind is not bool else []
+        return gr.Dropdown([*open_, *offered], value=start, **common)
     if choices is not None and kind is tuple:
         return gr.Dropdown(list(choices), multiselect=True, allow_custom_value=True, **common)
     if choices is not None or name in REFERENCES:

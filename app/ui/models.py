@@ -21,7 +21,7 @@ from app.ui.job_form import JobForm
 from app.ui.page import frame, keep_current
 from speculators_core.params import JobKind
 
-FORMS = (
+IN_THE_LAB = (
     JobForm(
         JobKind.PULL,
         "pull",
@@ -33,6 +33,14 @@ FORMS = (
         "and progress, and goes on where it stopped. A gated model needs its terms accepted on its "
         "page of the hub, and HF_TOKEN of that account in the environment of the worker; without "
         "them the run says so.",
+    ),
+    JobForm(
+        JobKind.VERIFIER,
+        "bring",
+        "Bring a verifier from a directory",
+        "Bring",
+        rows=(("source", "name"),),
+        choices={},
     ),
     JobForm(
         JobKind.EVALUATE,
@@ -49,6 +57,8 @@ FORMS = (
             "data": lambda: data_names("prompts", "chats"),
         },
     ),
+)
+ELSEWHERE = (
     JobForm(
         JobKind.EXPORT,
         "export",
@@ -69,14 +79,6 @@ FORMS = (
         choices={"speculator": all_speculator_names},
         about="HF_TOKEN is read from the environment of the worker; it is never asked for here.",
     ),
-    JobForm(
-        JobKind.VERIFIER,
-        "bring",
-        "Bring a verifier from a directory",
-        "Bring",
-        rows=(("source", "name"),),
-        choices={},
-    ),
 )
 
 
@@ -85,8 +87,10 @@ def build(blocks: gr.Blocks) -> None:
     with frame("Models") as navigation:
         Panel(el("h1", "Models"))
         known = Panel(elem_id="models")
+        for form in IN_THE_LAB:
+            form.draw(blocks)
         launch.draw(blocks)
-        for form in FORMS:
+        for form in ELSEWHERE:
             form.draw(blocks)
     keep_current(blocks, "Models", navigation, lambda request: [_known()], [known])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import gradio as gr
 
 from app.services import capacity, data_sets, uploads
 from app.ui.choices import data_names
-from app.ui.forms import Form
+from app.ui.forms import Form, Mirror
 from app.ui.page import QUIET
 from speculators_core.errors import InputError
 from speculators_core.params import JobKind, PrepareParams, SelfWriteParams
@@ -152,9 +153,8 @@ def data_section(blocks: gr.Blocks, start: Mapping[JobKind, Mapping[str, Any]]) 
         return [known, gr.Radio(value=REGISTERED) if named else gr.skip()]
 
     shown = [section.written, section.registered, section.uploaded, section.prepared]
-    chosen = [section.source, section.registered]
-    section.source.change(show, chosen, shown, **QUIET)
-    section.registered.input(show, chosen, shown, **QUIET)
+    chosen = Mirror(blocks, [section.source, section.registered])
+    chosen.change(lambda text: show(*json.loads(text)), shown)
     blocks.load(opened, None, [section.registered, section.source], **QUIET)
     return section
 

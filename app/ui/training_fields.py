@@ -38,40 +38,38 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "accumulate",
         "seed",
     ),
-    "Validation, checkpoints, early stop": ("validate_every", "save_every"),
-    "Machine and sinks": (
-        "processes",
+    "Validation, checkpoints, early stop": (
+        "validate_every",
+        "save_every",
+        "evaluate_every",
+        "evaluate_prompts",
+        "evaluate_tokens",
+        "held_out",
+        "patience",
+    ),
+    "Machine, processes, sinks": (
         "dtype",
         "autocast",
         "gradient_checkpointing",
         "compile",
-        "tensorboard",
-        "trackio",
+        "processes",
+        "sharding",
+        "nodes",
+        "node_rank",
+        "rendezvous",
+        "sinks",
     ),
 }
 _REST = "Further"
-_OF_A_GROUP = {
-    "evaluate": "Validation, checkpoints, early stop",
-    "early_stop": "Validation, checkpoints, early stop",
-    "keep": "Validation, checkpoints, early stop",
-    "vllm": "Hidden states",
-    "states": "Hidden states",
-}
-"""Where a field goes that no group names, by how its name begins."""
+"""For fields that no group names yet: none is ever lost."""
 
 
 def groups() -> dict[str, list[str]]:
     """Every field that is neither `TOP`, `MAIN` nor the data, each in one group."""
-    known = {name: title for title, names in _GROUPS.items() for name in names}
-    found: dict[str, list[str]] = {title: [] for title in (*_GROUPS, _REST)}
-    for names in _GROUPS.values():
-        for name in names:
-            if name in TrainParams.model_fields:
-                found[known[name]].append(name)
-    for name in TrainParams.model_fields:
-        if name not in known and name not in {"data", *TOP, *MAIN}:
-            begin = next((b for b in _OF_A_GROUP if name.startswith(b)), "")
-            found[_OF_A_GROUP.get(begin, _REST)].append(name)
+    fields = TrainParams.model_fields
+    found = {title: [n for n in names if n in fields] for title, names in _GROUPS.items()}
+    placed = {"data", *TOP, *MAIN, *(name for names in found.values() for name in names)}
+    found[_REST] = [name for name in fields if name not in placed]
     return {title: names for title, names in found.items() if names}
 
 

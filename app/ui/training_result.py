@@ -66,34 +66,33 @@ def _facts(result: Mapping[str, Any]) -> list[tuple[str, Any]]:
         ("Time", state.duration(result.get("seconds"))),
     ]
     if "skipped" in result:
-        found.append(("Samples skipped", f"{result['skipped']:,}"))
+        found.append(("Batches skipped", f"{result['skipped']:,}"))
     found.append(("Lies in", el("code", str(result.get("output")))))
     return found
 
 
 def _ended_early(result: Mapping[str, Any]) -> Node | None:
-    why = result.get("stopped_early")
-    return notice("info", f"Ended early: {why}.") if why else None
+    if not result.get("ended_early"):
+        return None
+    best = (result.get("best") or {}).get("step")
+    told = "" if best is None else f", the best weights are those of step {best:,.0f}"
+    return notice("info", f"Ended early at step {result.get('steps')}: nothing got better{told}.")
 
 
 def _best(best: Mapping[str, Any]) -> Node | None:
-    """The validation numbers of the weights that were written."""
+    """The numbers of the weights that were written."""
     if not best:
         return None
-    accepted = [best.get(f"val_acceptance_{k}", best.get(f"acceptance_{k}")) for k in range(_STEPS)]
+    accepted = [best.get(f"acceptance_{k}") for k in range(_STEPS)]
     positions = [state.number(100 * one, 1, " %") for one in accepted if one is not None]
-    served = best.get("val_served_acceptance_length", best.get("served_acceptance_length"))
+    coverage = best.get("coverage")
     facts: list[tuple[str, Any]] = [
         ("Accepted at positions 1, 2, …", ", ".join(positions) or "–"),
-        ("Acceptance length, as served", state.number(served)),
-        ("Coverage", state.number(_percent(best, "coverage"), 1, " %")),
+        ("Acceptance length, predicted", state.number(best.get("served_acceptance_length"))),
+        ("Measured on held-out prompts", state.number(best.get("measured_acceptance_length"))),
+        ("Coverage", state.number(None if coverage is None else 100 * coverage, 1, " %")),
     ]
-    return el("div", el("h3", "On the validation chats"), state.facts(facts), cls="stack")
-
-
-def _percent(best: Mapping[str, Any], name: str) -> float | None:
-    share = best.get(f"val_{name}", best.get(name))
-    return None if share is None else 100 * share
+    return el("div", el("h3", "The weights that were kept"), state.facts(facts), cls="stack")
 
 
 def _tensors(result: Mapping[str, Any]) -> Node | None:

@@ -9,7 +9,7 @@ import pytest
 
 from app.commands.flags import parse
 from app.ui.commands import submit_line
-from app.ui.fields import label
+from app.ui.fields import from_address, label
 from app.ui.fields import parse as parse_field
 from app.ui.forms import Form
 from speculators_core.errors import InputError
@@ -19,6 +19,7 @@ from speculators_core.params import (
     DeployParams,
     JobKind,
     Params,
+    PrepareParams,
     TrainParams,
 )
 
@@ -42,11 +43,41 @@ def test_an_untouched_form_gives_the_models_own_defaults(kind: JobKind):
 
 
 def test_help_and_default_come_from_the_model():
-    form = drawn(TrainParams, "lr", "norm_output", "dtype")
-    assert form.fields["lr"].info == "Peak learning rate (AdamW)"
+    form = drawn(TrainParams, "lr", "norm_output", "compile", "dtype")
+    described = TrainParams.model_fields["lr"].description
+    assert form.fields["lr"].info == described.capitalize()
     assert form.fields["lr"].value == "0.001"
-    assert form.fields["norm_output"].value is True
+    assert form.fields["norm_output"].value == "default"  # open: yes, or the start's own
+    assert form.fields["compile"].value is False
     assert [value for _, value in form.fields["dtype"].choices] == ["auto", "float32", "bfloat16"]
+
+
+def test_a_choice_that_may_be_left_open_offers_that_first():
+    form = drawn(ConvertParams, "aux_convention")
+    assert form.fields["aux_convention"].choices[0] == ("default", "")
+    assert form.values([""]) == {"aux_convention": None}
+
+
+def test_a_field_of_several_values_with_choices_takes_many_of_them_and_others():
+    form = Form(PrepareParams, ids="prepare")
+    with gr.Blocks():
+        form.draw("data", "weights", "verifier", choices={"data": ["chats"]})
+    assert form.fields["data"].multiselect and form.fields["data"].elem_id == "prepare-data"
+    params = form.params([["chats", "org/name"], "1, 0.5", "v"])
+    assert (params.data, params.weights) == (("chats", "org/name"), (1.0, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "held"),
+    [
+        ("epochs", "3", "3"),
+        ("compile", "True", True),
+        ("compile", "false", False),
+        ("norm_output", "False", "no"),
+    ],
+)
+def test_the_address_fills_any_field(name: str, given: str, held: object):
+    assert from_address(TrainParams, name, given) == held
 
 
 def test_layers_are_written_with_commas_and_a_third_way_is_the_layouts_own():
@@ -92,8 +123,8 @@ def test_an_empty_number_is_the_fields_none():
 
 
 def test_a_preset_fills_every_field_and_puts_back_what_it_does_not_name():
-    form = drawn(TrainParams, "epochs", "max_minutes", "norm_output")
-    assert form.entered({"max_minutes": 4.0}) == ["10", "4", True]
+    form = drawn(TrainParams, "epochs", "max_minutes", "compile")
+    assert form.entered({"max_minutes": 4.0}) == ["10", "4", False]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +173,7 @@ def _flags(kind: JobKind, words: list[str]) -> dict:
     fields, given, at = PARAMS_OF[kind].model_fields, {}, 0
     while at < len(words):
         name = words[at][2:].replace("-", "_")
-        if name in fields and fields[name].annotation is bool:
+        if name in fields and fields[name].annotation in (bool, bool | None):
             given[name], at = True, at + 1
         elif name.startswith("no_") and name[3:] in fields:
             given[name[3:]], at = False, at + 1

@@ -38,7 +38,7 @@ function traces(known) {
   return [...known.series.values()].map((s) => {
     const points = [...s.points.entries()].sort((a, b) => a[0] - b[0]);
     return {
-      name: s.name, showlegend: !s.quiet, x: points.map((p) => p[0]), y: points.map((p) => p[1]),
+      name: s.name, showlegend: !s.quiet && known.series.size > 1, x: points.map((p) => p[0]), y: points.map((p) => p[1]),
       type: "scatter", mode: s.marks ? "lines+markers" : "lines",
       line: { color: s.color, width: s.marks ? 1.5 : 1.75, dash: s.marks ? "dot" : "solid" }, marker: { size: 5 },
       hovertemplate: "%{y:.4~g}<extra>%{fullData.name}, step %{x}</extra>",

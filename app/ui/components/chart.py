@@ -55,8 +55,8 @@ SMALL = (
     ("grad_norm", "Gradient norm", "before clipping"),
     ("lr", "Learning rate", "rate"),
     ("tokens_per_second", "Speed", "tokens/s"),
-    ("memory_gb", "Memory", "GB"),
-    ("skipped", "Skipped", "samples"),
+    ("memory_mb", "Memory", "MB"),
+    ("skipped", "Skipped batches", "without a trained token"),
 )
 """Metrics with a small chart of their own: name, title, unit."""
 
@@ -80,8 +80,8 @@ def _acceptance(rows: Sequence[MetricView]) -> dict[str, Any]:
         wanted.append((f"val_acceptance_{k}", f"position {k + 1}{VALIDATION}", k, True))
     return {
         "id": "acceptance",
-        "title": "Acceptance by draft position",
-        "note": f"dotted: validation; band: position 1 after {REFERENCE.about}",
+        "title": "Acceptance by position",
+        "note": f"dotted: validation; band: {REFERENCE.about}",
         "y": "accepted share",
         "range": [0, 1],
         "band": [REFERENCE.low, REFERENCE.high],
@@ -93,7 +93,7 @@ def _length(rows: Sequence[MetricView]) -> dict[str, Any]:
     wanted = [
         ("acceptance_length", "training, all chains", 0, False),
         ("val_served_acceptance_length", "validation, as served", 1, True),
-        ("held_out_acceptance_length", "held out, reference engine", 2, True),
+        ("measured_acceptance_length", "held out, reference engine", 2, True),
     ]
     return {
         "id": "length",
