@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from speculators_core.config import rope_parameters
 from speculators_core.errors import CheckpointError
-from speculators_core.model_config import read_model_config
+from speculators_core.model_config import positive, read_model_config
 from speculators_core.untrusted import is_here, open_regular
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -80,25 +80,24 @@ def read_verifier(path: str | Path) -> VerifierFacts:
             where=str(directory / "config.json"),
             hint="are speculator and verifier swapped?",
         )
-    inner = outer.get("text_config")
-    values = {**outer, **inner} if isinstance(inner, dict) else outer
+    values = {**outer, **(outer.get("text_config") or {})}
     family = str(values.get("model_type", ""))
     values = {**_DEFAULTS.get(family, {}), **values}
-    heads = _integer(values, "num_attention_heads", directory)
-    hidden = _integer(values, "hidden_size", directory)
+    heads = _size(values, "num_attention_heads", directory)
+    hidden = _size(values, "hidden_size", directory)
     return VerifierFacts(
         path=str(directory),
         architectures=outer.get("architectures") or values.get("architectures") or [],
         model_type=family,
         hidden_size=hidden,
-        num_hidden_layers=_integer(values, "num_hidden_layers", directory),
-        vocab_size=_integer(values, "vocab_size", directory),
-        intermediate_size=_integer(values, _inner(values), directory),
+        num_hidden_layers=_size(values, "num_hidden_layers", directory),
+        vocab_size=_size(values, "vocab_size", directory),
+        intermediate_size=_size(values, _inner(values), directory),
         num_attention_heads=heads,
         num_key_value_heads=values.get("num_key_value_heads") or heads,
         head_dim=values.get("head_dim") or hidden // heads,
         rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
-        max_position_embeddings=_integer(values, "max_position_embeddings", directory),
+        max_position_embeddings=_size(values, "max_position_embeddings", directory),
         rope_parameters=_rope(values),
         tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
         quantization=_quantization(values),
@@ -141,21 +140,14 @@ def _sliding_window(values: dict[str, Any]) -> int | None:
     return window if isinstance(window, int) and not unused else None
 
 
+def _size(values: dict[str, Any], field: str, directory: Path) -> int:
+    return positive(values, field, directory, "is this the directory of a causal language model?")
+
+
 def _inner(values: dict[str, Any]) -> str:
     """The field of the MLP's width; a mixture of experts may have that of one expert alone."""
     fields = ("intermediate_size", "moe_intermediate_size")
     return next((name for name in fields if values.get(name) is not None), fields[0])
-
-
-def _integer(values: dict[str, Any], field: str, directory: Path) -> int:
-    value = values.get(field)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CheckpointError(
-            f"{field} should be a positive integer, found {value!r}",
-            where=f"{directory / 'config.json'}: {field}",
-            hint="is this the directory of a causal language model?",
-        )
-    return value
 
 
 def _rope(values: dict[str, Any]) -> dict[str, Any]:
