@@ -73,7 +73,7 @@ def first_token_acceptance(
     right = total = 0
     for one in answered:
         with verifier.watching(aux_layers) as seen:
-            verifier.model.base_model(one.ids)
+            verifier.stack(one.ids)
         aux = torch.cat([seen[k] for k in aux_layers], dim=-1)  # (1, S, n_aux*H)
         logits = _first_step(draft, one.ids, aux)  # (1, S-1, dv); row t foresees token t+2
         if not torch.isfinite(logits).all():

@@ -156,7 +156,7 @@ def _write(
     live = list(range(len(prompts)))
     total = 0
     while True:
-        new = choose(verifier.model.get_output_embeddings()(last))
+        new = choose(verifier.logit_rule(verifier.model.get_output_embeddings()(last)))
         for row, token in zip(live, new.tolist(), strict=True):
             written[row].append(token)
         total += len(live)
@@ -195,7 +195,7 @@ def _prefill(verifier: Verifier, prompts: Sequence[list[int]], max_new: int) -> 
 def _forward(verifier: Verifier, rows: Rows, tokens: Tensor) -> Tensor:
     """Tokens [B, S] behind what the rows hold → normed states [B, S, H]."""
     rows.open(tokens.shape[1])
-    states: Tensor = verifier.model.base_model(
+    states: Tensor = verifier.stack(
         tokens, position_ids=rows.positions, use_cache=False, rows=rows
     ).last_hidden_state
     return states

@@ -56,7 +56,8 @@ class Verifying:
 
 def check_cacheable(verifier: Verifier) -> None:
     """Raise unless every layer keeps ordinary keys and values, which can be rewound."""
-    other = set(getattr(verifier.model.config, "layer_types", None) or ()) - _CACHEABLE
+    config = verifier.model.config.get_text_config()
+    other = set(getattr(config, "layer_types", None) or ()) - _CACHEABLE
     if other:
         raise PairingError(
             f"the verifier has layers of type {', '.join(sorted(other))}; "

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_log
 
 from speculators_core.config import read_json
 from speculators_core.errors import CheckpointError, PairingError
@@ -237,7 +238,7 @@ def _load(
     config = AutoConfig.from_pretrained(facts.path, local_files_only=True)
     inner = read_json(Path(facts.path) / "config.json").get("text_config")
     kind: Any = AutoModelForCausalLM
-    mapping = {}
+    mapping: dict[str, Any] = {}
     if isinstance(inner, dict) and inner.get("model_type"):
         text = config.get_text_config()
         if type(text) in AutoModelForCausalLM._model_mapping:
@@ -245,20 +246,34 @@ def _load(
             config, mapping = text, {"key_mapping": _TEXT_MODEL}
         else:  # a language model that can't stand alone: the wrapper, whose eyes stay shut
             kind = AutoModelForImageTextToText
-    if ends_only:
-        text = config.get_text_config()
-        text.num_hidden_layers = 0
-        if getattr(text, "layer_types", None):
-            text.layer_types = []
-    model, found = kind.from_pretrained(
-        facts.path,
-        config=config,
-        dtype=dtype,
-        local_files_only=True,
-        output_loading_info=True,
-        **mapping,
-    )
+    options: dict[str, Any] = {**mapping}
+    text = config.get_text_config()
+    if getattr(text, "attn_logit_softcapping", None):
+        options["attn_implementation"] = "eager"  # sdpa leaves the cap out, without a word
+    with _without_layers(text) if ends_only else nullcontext():
+        model, found = kind.from_pretrained(
+            facts.path,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
+        )
     return model, sorted(found["missing_keys"])
+
+
+@contextmanager
+def _without_layers(text: Any) -> Iterator[None]:
+    """A config of no layers; that their weights are not wanted need not be told."""
+    text.num_hidden_layers = 0
+    if getattr(text, "layer_types", None):
+        text.layer_types = []
+    before = transformers_log.get_verbosity()
+    transformers_log.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_log.set_verbosity(before)
 
 
 def _not_loaded(facts: VerifierFacts, error: Exception) -> CheckpointError:

@@ -12,9 +12,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from speculators_core.data.states import InProcess
+from speculators_core.decode.engine import SpeculativeDecoder
+from speculators_core.decode.ngram import NgramDrafter
 from speculators_core.errors import CheckpointError, PairingError
 from speculators_core.models.verifier import Verifier, load_verifier
 from speculators_core.models.verifier_config import read_verifier
+from speculators_core.params import SamplingParams
+from speculators_core.training.loss import TargetHead
+from speculators_core.training.packing import Document, pack
 from tests import tiny
 
 LAYERS = 3
@@ -117,6 +122,47 @@ def test_windows_are_those_of_the_family(verifiers, family: str, tmp_path: Path)
     near, far = (v.states(ids[None], [LAYERS])[LAYERS][0] for v in (verifier, wide))
     torch.testing.assert_close(near[:WINDOW], far[:WINDOW], atol=1e-4, rtol=1e-4)
     assert not torch.allclose(near[-1], far[-1], atol=1e-2)
+
+
+def test_capped_attention_is_capped(tmp_path: Path) -> None:
+    """transformers' fast attention leaves Gemma 2's cap out without a word."""
+    directory = build("gemma2", tmp_path / "g", attn_logit_softcapping=0.05)
+    verifier = load_verifier(directory)
+    exact = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager")
+    (ids, _) = prompts()[0]
+    expected = exact.model(ids[None], output_hidden_states=True).hidden_states[2]
+    found = verifier.states(ids[None], [2])[2]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "granite", "cohere2", "llama"])
+def test_a_target_is_the_models_own_distribution(verifiers, family: str) -> None:
+    """Over the draft vocabulary, renormalised: softmax of scaled or capped logits."""
+    verifier = verifiers[family]
+    kept = torch.zeros(tiny.VOCAB, dtype=torch.bool)
+    kept[::4] = True
+    head = TargetHead(verifier.final_norm, verifier.lm_head, kept, verifier.logit_rule)
+    documents = prompts()[:1]
+    (states,) = InProcess(verifier, [1, 2]).states(documents)
+    (ids, mask) = documents[0]
+    batch = pack([Document(ids, mask, states)])
+    shown = verifier.model(ids[None]).logits[0, batch.starts + 1][:, kept]
+    found = head.targets(batch).probabilities
+    torch.testing.assert_close(found, shown.softmax(-1), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", SLIDING)
+def test_the_reference_engine_keeps_the_windows(verifiers, family: str) -> None:
+    """Its cache keeps all tokens of every layer; the mask hides what a window does not show."""
+    verifier = verifiers[family]
+    prompt = prompts()[0][0].tolist()
+    plain = SpeculativeDecoder(verifier, NgramDrafter(), 3)
+    sampling = SamplingParams(max_tokens=24)
+    said = [t for step in plain.generate(prompt, sampling, ()) for t in step.emitted]
+    for n, token in enumerate(said):
+        logits = verifier.model(torch.tensor([[*prompt, *said[:n]]]), use_cache=False).logits[0, -1]
+        best = logits.topk(2)
+        assert token == int(best.indices[0]) or float(best.values[0] - best.values[1]) < 1e-3
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "granite", "qwen3_moe"])
