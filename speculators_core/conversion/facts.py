@@ -44,10 +44,10 @@ def facts_of(config: DraftConfig) -> dict[str, Any]:
             "Precision": config.dtype,
         }
     if isinstance(config, MTPConfig):
-        layers = config.transformer_layer_config
-        experts = f", {layers.num_experts} experts" if layers.has_experts else ""
+        layer = config.transformer_layer_config
+        experts = f", {layer.num_experts} experts" if layer.has_experts else ""
         return {
-            "Layer": f"{layers.model_type}{experts}",
+            "Layer": f"{layer.model_type}{experts}",
             "Embedding and head": "the verifier's, not stored",
             "Precision": config.dtype,
         }

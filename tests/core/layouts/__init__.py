@@ -1,9 +1,7 @@
 """Tiny EAGLE-3 drafts, one set of weights in the layout of every tool that writes them.
 
-    weights(shape, seed)    target names, float32, seeded: equal arguments give equal weights
-    research … speculators  write those weights as that tool would: names, config, file form
-
-Every norm weight differs from 1, so that a norm that is left out or applied twice shows.
+weights(shape, seed)    target names, float32, seeded: equal arguments give equal weights
+research … speculators  write those weights as that tool would: names, config, file form
 """
 
 from __future__ import annotations
@@ -16,9 +14,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
-Weights = dict[str, Tensor]
+from tests.core.layouts.parts import Drawing, Weights, decoder_layer, layer_config
+
 Maker = Callable[..., Path]
 FORMS = ("safetensors", "bin", "sharded", "sharded bin")
 LAYERS = 8  # of the verifier
@@ -76,46 +74,28 @@ def verifier(directory: Path, shape: Shape, *, ends: bool = False, **changes: An
 
 def weights(shape: Shape, seed: int = 0, *, embedding: bool = False) -> Weights:
     """A random draft under its target names, in `shape.dtype`."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def weight(*size: int) -> Tensor:
-        return 0.2 * torch.randn(*size, generator=generator)
-
-    def norm(size: int) -> Tensor:
-        return 1 + 0.3 * torch.randn(size, generator=generator)
-
-    hd, q, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    draw, hd = Drawing(seed, shape.dtype), shape.hidden
     found: Weights = {}
     for i in range(shape.layers):
-        wide = 2 * hd if i == 0 else hd
-        layer = {
-            "input_layernorm": norm(hd),
-            "post_attention_layernorm": norm(hd),
-            "self_attn.q_proj": weight(q, wide),
-            "self_attn.k_proj": weight(kv, wide),
-            "self_attn.v_proj": weight(kv, wide),
-            "self_attn.o_proj": weight(hd, q),
-            "mlp.gate_proj": weight(shape.inner, hd),
-            "mlp.up_proj": weight(shape.inner, hd),
-            "mlp.down_proj": weight(hd, shape.inner),
-        }
-        layer |= {"hidden_norm": norm(hd)} if i == 0 else {}
+        layer = {"input_layernorm.weight": draw(hd)}
+        layer |= decoder_layer(draw, shape, wide=2 * hd if i == 0 else hd)
+        layer |= {"hidden_norm.weight": draw(hd)} if i == 0 else {}
         if shape.kind == "qwen3":
-            layer |= {f"self_attn.{name}_norm": norm(shape.head_dim) for name in ("q", "k")}
-        found |= {f"layers.{i}.{name}.weight": tensor for name, tensor in layer.items()}
-    found["fc.weight"] = weight(hd, shape.num_aux * shape.wide)
-    found["norm.weight"] = norm(hd)
-    found["lm_head.weight"] = weight(shape.draft_vocab, hd)
-    table = weight(shape.vocab, hd)
+            layer |= {f"self_attn.{name}_norm.weight": draw(shape.head_dim) for name in ("q", "k")}
+        found |= {f"layers.{i}.{name}": tensor for name, tensor in layer.items()}
+    found["fc.weight"] = draw(hd, shape.num_aux * shape.wide)
+    found["norm.weight"] = draw(hd)
+    found["lm_head.weight"] = draw(shape.draft_vocab, hd)
+    table = draw(shape.vocab, hd)
     if embedding:
         found["embed_tokens.weight"] = table
     if shape.norm_before_fc:
-        found["input_norm.weight"] = norm(shape.num_aux * shape.wide)
+        found["input_norm.weight"] = draw(shape.num_aux * shape.wide)
     if shape.fc_norm:
-        found |= {f"fc_norm.{i}.weight": norm(shape.wide) for i in range(shape.num_aux)}
-    found = {name: tensor.to(getattr(torch, shape.dtype)) for name, tensor in found.items()}
+        found |= {f"fc_norm.{i}.weight": draw(shape.wide) for i in range(shape.num_aux)}
     if shape.draft_vocab < shape.vocab:
-        ids = torch.randperm(shape.vocab, generator=generator)[: shape.draft_vocab].sort().values
+        shuffled = torch.randperm(shape.vocab, generator=draw.generator)
+        ids = shuffled[: shape.draft_vocab].sort().values
         kept = torch.zeros(shape.vocab, dtype=torch.bool)
         kept[ids] = True
         found |= {"d2t": ids - torch.arange(len(ids)), "t2d": kept}
@@ -177,12 +157,7 @@ def _llama(shape: Shape) -> dict[str, Any]:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": shape.kind,
-        "hidden_act": "silu",
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.inner,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
+        **layer_config(shape),
         "num_hidden_layers": shape.layers,
         "max_position_embeddings": shape.context,
         "rms_norm_eps": 1e-5,

@@ -3,8 +3,6 @@ them: seeded, so that equal arguments give equal files.
 
     dflash      z-lab's layout        eagle   EAGLE-1, EAGLE-2, HASS
     with_mtp    a verifier of which an MTP head is a part
-
-Every norm weight differs from 1, so that a norm that is left out or applied twice shows.
 """
 
 from __future__ import annotations
@@ -12,14 +10,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from tests.core.layouts import Weights, write
+from tests.core.layouts import write
+from tests.core.layouts.parts import Drawing, Weights, decoder_layer, layer_config
 
 LAYERS = 8  # of the verifier
 DTYPES = ("float32", "float16", "bfloat16")
@@ -61,19 +59,6 @@ def drawn(seed: int, *forms: str) -> Family:
     )
 
 
-class Drawing:
-    """Random tensors of one family, in order."""
-
-    def __init__(self, family: Family) -> None:
-        self._family = family
-        self._generator = torch.Generator().manual_seed(family.seed)
-
-    def __call__(self, *shape: int) -> Tensor:
-        values = torch.randn(*shape, generator=self._generator)
-        values = 1 + 0.3 * values if len(shape) == 1 else 0.2 * values
-        return values.to(getattr(torch, self._family.dtype))
-
-
 def verifier(directory: Path, family: Family, **changes: Any) -> Path:
     """What of a Qwen3 verifier a draft can need: config, embedding, head and final norm."""
     config = {
@@ -83,7 +68,7 @@ def verifier(directory: Path, family: Family, **changes: Any) -> Path:
         "tie_word_embeddings": family.tied,
         **_llama(family),
     }
-    draw = Drawing(replace(family, seed=family.seed + 1000))
+    draw = Drawing(family.seed + 1000, family.dtype)
     tensors = {
         "model.embed_tokens.weight": draw(family.vocab, family.hidden),
         "model.norm.weight": draw(family.hidden),
@@ -124,7 +109,7 @@ def dflash(directory: Path, family: Family, **changes: Any) -> Path:
 
 
 def _dflash_weights(family: Family, config: dict[str, Any]) -> Weights:
-    draw, hidden = Drawing(family), family.hidden
+    draw, hidden = Drawing(family.seed, family.dtype), family.hidden
     states = len(config["dflash_config"]["target_layer_ids"])
     tensors = {
         "fc.weight": draw(hidden, states * hidden),
@@ -134,7 +119,7 @@ def _dflash_weights(family: Family, config: dict[str, Any]) -> Weights:
     for i in range(family.layers):
         layer = {
             "input_layernorm.weight": draw(hidden),
-            **dict(_llama_layer(family, draw, biased=config["attention_bias"])),
+            **decoder_layer(draw, family, biased=config["attention_bias"]),
             "self_attn.q_norm.weight": draw(family.head_dim),
             "self_attn.k_norm.weight": draw(family.head_dim),
         }
@@ -147,7 +132,7 @@ KINDS = ("qwen3_next", "qwen3_next dense", "qwen3_5", "qwen3_5_moe", "qwen3_5_mo
 
 def with_mtp(directory: Path, family: Family, kind: str, **changes: Any) -> Path:
     """A verifier with an MTP head: of its other tensors, some that a draft can need."""
-    config, draw = _mtp_config(family, kind), Drawing(family)
+    config, draw = _mtp_config(family, kind), Drawing(family.seed, family.dtype)
     tensors: Weights = {f"mtp.{name}": t for name, t in _mtp_head(family, kind, draw)}
     middle = "language_model." if "text_config" in config else ""
     tensors[f"model.{middle}embed_tokens.weight"] = draw(family.vocab, family.hidden)
@@ -203,7 +188,7 @@ def _mtp_head(family: Family, kind: str, draw: Drawing) -> Iterator[tuple[str, T
     yield "fc.weight", draw(hidden, 2 * hidden)
     for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding"):
         yield f"{name}.weight", draw(hidden)
-    layer = dict(_llama_layer(family, draw, gated=True))
+    layer = decoder_layer(draw, family, gated=True)
     layer["input_layernorm.weight"] = draw(hidden)
     layer["self_attn.q_norm.weight"] = draw(family.head_dim)
     layer["self_attn.k_norm.weight"] = draw(family.head_dim)
@@ -234,13 +219,13 @@ def eagle(
     directory: Path, family: Family, *, prefix: str = "", biased: bool = False, **changes: Any
 ) -> Path:
     """An EAGLE-1 head as its authors write it: the first layer has no input norm."""
-    draw, hidden = Drawing(family), family.hidden
+    draw, hidden = Drawing(family.seed, family.dtype), family.hidden
     tensors = {
         "embed_tokens.weight": draw(family.vocab, hidden),
         "fc.weight": draw(hidden, 2 * hidden),
     }
     for i in range(family.layers):
-        layer = dict(_llama_layer(family, draw, biased=biased))
+        layer = decoder_layer(draw, family, biased=biased)
         layer.pop("self_attn.o_proj.bias", None)  # as Qwen2 has it
         if i:
             layer["input_layernorm.weight"] = draw(hidden)
@@ -261,12 +246,7 @@ def _llama(family: Family) -> dict[str, Any]:
     if family.seed % 3 == 2:
         rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}}
     return {
-        "hidden_size": family.hidden,
-        "intermediate_size": family.inner,
-        "num_attention_heads": family.heads,
-        "num_key_value_heads": family.kv_heads,
-        "head_dim": family.head_dim,
-        "hidden_act": "silu",
+        **layer_config(family),
         "max_position_embeddings": 512,
         "rms_norm_eps": 1e-06,
         "vocab_size": family.vocab,
@@ -275,22 +255,6 @@ def _llama(family: Family) -> dict[str, Any]:
         "torch_dtype": family.dtype,
         **rope,
     }
-
-
-def _llama_layer(
-    family: Family, draw: Drawing, *, biased: bool = False, gated: bool = False
-) -> Iterator[tuple[str, Tensor]]:
-    hidden, heads = family.hidden, family.heads * family.head_dim
-    kv_heads = family.kv_heads * family.head_dim
-    rows = {"q": 2 * heads if gated else heads, "k": kv_heads, "v": kv_heads, "o": hidden}
-    yield "post_attention_layernorm.weight", draw(hidden)
-    for name, height in rows.items():
-        yield f"self_attn.{name}_proj.weight", draw(height, heads if name == "o" else hidden)
-        if biased:
-            yield f"self_attn.{name}_proj.bias", draw(height)
-    for name in ("gate_proj", "up_proj"):
-        yield f"mlp.{name}.weight", draw(family.inner, hidden)
-    yield "mlp.down_proj.weight", draw(hidden, family.inner)
 
 
 def config_of(directory: Path) -> dict[str, Any]:
