@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -63,10 +64,10 @@ def find_gpus() -> tuple[int, ...]:
     return tuple(gpu for gpu in found if gpu in _indices(allowed, "CUDA_VISIBLE_DEVICES"))
 
 
-def device_environment(device: int | None) -> dict[str, str]:
-    """The variables that show a job its leased GPU as cuda:0, and no other; None shows it none."""
+def device_environment(devices: Sequence[int]) -> dict[str, str]:
+    """The variables that show a job its leased GPUs as cuda:0 and on, and no other."""
     return {
-        "CUDA_VISIBLE_DEVICES": "" if device is None else str(device),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order nvidia-smi counts in
     }
 

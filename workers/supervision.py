@@ -79,7 +79,7 @@ class _Supervision:
         self._log = RunLog(runs.log_path(run_id))
         self._log.note(
             f"attempt {self.claim.attempt} starts on {self.claim.slot_id}, "
-            f"CUDA_VISIBLE_DEVICES={self.claim.device if self.claim.device is not None else ''}"
+            f"CUDA_VISIBLE_DEVICES={','.join(map(str, self.claim.devices))}"
         )
         outcome.clear_error(run_id)
         self._child = subprocess.Popen(
@@ -90,7 +90,7 @@ class _Supervision:
             start_new_session=True,
             env={
                 **os.environ,
-                **leases.device_environment(self.claim.device),
+                **leases.device_environment(self.claim.devices),
                 SUPERVISOR: str(os.getpid()),
                 ATTEMPT: str(self.claim.attempt),
                 "PYTHONUNBUFFERED": "1",

@@ -1,7 +1,8 @@
 """The life of a running run, as its worker tells it: claim, beat, report, finish.
 
 A run is claimed together with its slot in one write transaction; both updates are conditional,
-and claims are one at a time in the lab, so no run and no slot ever has two holders.
+and claims are one at a time in the lab, so no run and no slot ever has two holders. A training of
+several processes takes as many GPUs, all at once or none.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, select, update
+from sqlalchemy import ColumnElement, delete, func, or_, select, true, update
 from sqlalchemy.orm import Session, aliased
 
 from app.services.recovery import lose, lost_runs
@@ -48,12 +49,13 @@ logger = logging.getLogger(__name__)
 
 
 class Claim(View):
-    """A run and the slot it runs in. `device`: the GPU's index; None on a CPU slot."""
+    """A run and the slots it runs in, the first of which names it. `devices`: the GPUs' indices;
+    none on a CPU slot."""
 
     run_id: str
     kind: JobKind
     slot_id: str
-    device: int | None
+    devices: tuple[int, ...]
     attempt: int
 
 
@@ -69,7 +71,7 @@ def claim(host: str) -> Claim | None:
         _make_way(session, host)
         free = _free_slots(session, host)
         run = _first(session, free)
-        return _take(session, run, free[run.kind], host) if run else None
+        return _take(session, run, _wanted(run, free[run.kind]), host) if run else None
 
 
 def beat(run_id: str, attempt: int | None = None) -> RunState:
@@ -227,19 +229,19 @@ def _slot_kind(session: Session, host: str, kind: JobKind) -> SlotKind:
     return kinds_by_slot(session, host)[kind]
 
 
-def _free_slots(session: Session, host: str) -> dict[JobKind, Slot]:
-    """For each kind of run that could start on this host now, a free slot."""
-    free: dict[SlotKind, Slot] = {}
+def _free_slots(session: Session, host: str) -> dict[JobKind, list[Slot]]:
+    """For each kind of run that could start on this host now, the free slots it could take."""
+    free: dict[SlotKind, list[Slot]] = {}
     rows = session.scalars(
         select(Slot).where(Slot.host == host, Slot.run_id.is_(None)).order_by(Slot.device)
     )
     for slot in rows:
-        free.setdefault(slot.kind, slot)
+        free.setdefault(slot.kind, []).append(slot)
     needed = kinds_by_slot(session, host)
     return {kind: free[slot] for kind, slot in needed.items() if slot in free}
 
 
-def _first(session: Session, free: Mapping[JobKind, Slot]) -> Run | None:
+def _first(session: Session, free: Mapping[JobKind, list[Slot]]) -> Run | None:
     if not free:
         return None
     old, running = aliased(Run), aliased(Run)
@@ -256,6 +258,7 @@ def _first(session: Session, free: Mapping[JobKind, Slot]) -> Run | None:
         .where(
             ready(),
             Run.kind.in_(list(free)),
+            _fits(free),
             old.id.is_(None) | old.state.not_in((RunState.QUEUED, *ACTIVE)),
         )
         .order_by(
@@ -269,7 +272,22 @@ def _first(session: Session, free: Mapping[JobKind, Slot]) -> Run | None:
     )
 
 
-def _take(session: Session, run: Run, slot: Slot, host: str) -> Claim | None:
+def _fits(free: Mapping[JobKind, list[Slot]]) -> ColumnElement[bool]:
+    """Whether a run's processes, one a GPU, find GPUs enough; on a CPU they share one slot."""
+    slots = free.get(JobKind.TRAIN, [])
+    if not slots or slots[0].kind is not SlotKind.GPU:
+        return true()
+    processes = func.coalesce(Run.params["processes"].as_integer(), 1)
+    return or_(Run.kind != JobKind.TRAIN, processes <= len(slots))
+
+
+def _wanted(run: Run, free: list[Slot]) -> list[Slot]:
+    """The slots that a run takes of the free ones."""
+    several = run.kind is JobKind.TRAIN and free[0].kind is SlotKind.GPU
+    return free[: int(run.params.get("processes") or 1) if several else 1]
+
+
+def _take(session: Session, run: Run, slots: list[Slot], host: str) -> Claim | None:
     moment = now()
     attempt = run.attempt + 1
     taken = move(
@@ -293,8 +311,10 @@ def _take(session: Session, run: Run, slot: Slot, host: str) -> Claim | None:
         return None  # cancelled between the look and the update
     session.execute(
         update(Slot)
-        .where(Slot.id == slot.id, Slot.run_id.is_(None))
+        .where(Slot.id.in_([slot.id for slot in slots]), Slot.run_id.is_(None))
         .values(run_id=run.id, taken_at=moment, heartbeat_at=moment)
     )
-    device = slot.device if slot.kind is SlotKind.GPU else None
-    return Claim(run_id=run.id, kind=run.kind, slot_id=slot.id, device=device, attempt=attempt)
+    devices = tuple(slot.device for slot in slots if slot.kind is SlotKind.GPU)
+    return Claim(
+        run_id=run.id, kind=run.kind, slot_id=slots[0].id, devices=devices, attempt=attempt
+    )

@@ -26,8 +26,8 @@ def prepare(owner="ada", seed=0, **more) -> str:
     return runs.submit("prepare", {**PREPARE, "seed": seed}, owner=owner, **more).id
 
 
-def train(owner="ada", seed=0, **more) -> str:
-    params = {"data": "d", "verifier": "v", "seed": seed}
+def train(owner="ada", seed=0, processes=1, **more) -> str:
+    params = {"data": "d", "verifier": "v", "seed": seed, "processes": processes}
     return runs.submit("train", params, owner=owner, **more).id
 
 
@@ -69,7 +69,7 @@ def test_a_claim_takes_run_and_slot_together_and_finishing_frees_the_slot(here):
     run_id = prepare()
     claimed = claims.claim("here")
     assert claimed.run_id == run_id and claimed.slot_id == "here/jobs:0"
-    assert claimed.device is None and claimed.attempt == 1
+    assert claimed.devices == () and claimed.attempt == 1
     run = runs.get(run_id)
     assert run.state is RunState.RUNNING and run.host == "here" and run.heartbeat_at is not None
     assert [slot.run_id for slot in claims.list_slots()] == [run_id, None]
@@ -98,13 +98,34 @@ def test_kinds_take_the_slots_of_a_cpu_host(here):
 def test_a_gpu_host_trains_and_serves_on_gpus_and_prepares_beside_them(two_gpus):
     train(), deploy(), prepare()
     taken = [claims.claim("here") for _ in range(3)]
-    assert {(c.kind.value, c.device) for c in taken} == {
-        ("train", 0),
-        ("deploy", 3),
-        ("prepare", None),
+    assert {(c.kind.value, c.devices) for c in taken} == {
+        ("train", (0,)),
+        ("deploy", (3,)),
+        ("prepare", ()),
     }
     train(seed=2)
     assert claim() is None
+
+
+def test_a_training_of_two_processes_takes_two_gpus_at_once_or_waits(two_gpus):
+    other = train()
+    assert claim() == other
+    both = train(seed=2, processes=2)
+    behind = train(seed=3)
+    assert claim() == behind  # one GPU is free, which is enough for this one alone
+    claims.finish(other, "succeeded")
+    assert claim() is None
+    claims.finish(behind, "succeeded")
+    claimed = claims.claim("here")
+    assert claimed.run_id == both and claimed.devices == (0, 3)
+    assert {slot.run_id for slot in claims.list_slots() if slot.kind == "gpu"} == {both}
+    claims.finish(both, "succeeded")
+    assert {slot.run_id for slot in claims.list_slots()} == {None}
+
+
+def test_processes_share_the_slot_of_a_cpu_host(here):
+    run_id = train(processes=4)
+    assert claim() == run_id
 
 
 def test_twenty_threads_for_two_gpus_never_give_one_slot_or_run_two_holders(store):

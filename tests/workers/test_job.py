@@ -159,5 +159,6 @@ def test_gpus_are_those_of_nvidia_smi_that_this_process_may_use(
 
 
 def test_a_job_sees_its_leased_gpu_once_and_none_without_a_lease():
-    assert leases.device_environment(3)["CUDA_VISIBLE_DEVICES"] == "3"
-    assert leases.device_environment(None)["CUDA_VISIBLE_DEVICES"] == ""
+    assert leases.device_environment([3])["CUDA_VISIBLE_DEVICES"] == "3"
+    assert leases.device_environment([0, 3])["CUDA_VISIBLE_DEVICES"] == "0,3"
+    assert leases.device_environment([])["CUDA_VISIBLE_DEVICES"] == ""
