@@ -18,8 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
+from speculators_core.data.regenerate import regenerate
 from speculators_core.evaluate.evaluate import evaluate
-from speculators_core.params import EvaluateParams
+from speculators_core.params import EvaluateParams, RegenerateParams
 from tests import tiny
 from workers.metrics import scrape
 
@@ -308,3 +309,21 @@ def test_a_busy_port_and_a_wrong_verifier_end_the_start_with_a_sentence(pair, tm
     )
     assert wrong.returncode == 1
     assert "not a directory" in wrong.stderr
+
+
+def test_answers_made_anew_through_the_server_are_those_made_in_process(
+    server, pair, tmp_path, monkeypatch
+):
+    data = tmp_path / "questions.jsonl"
+    rows = [{"messages": [*MESSAGES, {"role": "assistant", "content": "old"}, *MESSAGES]}]
+    rows += [{"prompt": f"say {i}"} for i in range(3)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = {"data": str(data), "verifier": str(pair[0]), "max_tokens": 12}
+    monkeypatch.setenv("SPECLAB_ENDPOINT_KEY", KEY)
+    served = regenerate(
+        RegenerateParams.model_validate({**asked, "endpoint": f"{server.url}/v1"}),
+        tmp_path / "served",
+    )
+    here = regenerate(RegenerateParams.model_validate(asked), tmp_path / "here")
+    assert (served.model, served.samples, served.tokens) == (NAME, 4, here.tokens)
+    assert Path(served.output).read_text() == Path(here.output).read_text()
