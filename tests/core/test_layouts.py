@@ -499,7 +499,9 @@ def test_a_snapshot_in_a_hub_cache_is_named_by_its_id(tmp_path):
 def test_every_fault_in_the_documentation_has_the_test_that_is_named(request):
     root = request.config.rootpath
     page = (root / "docs" / "conversion.md").read_text()
-    named = re.findall(r"^\| A\d+ \| .+ \| `(test_\w+)` \|$", page, re.MULTILINE)
-    assert len(named) == 17
+    rows = re.findall(r"^\| (A\d+) \| .+ \| (`test_.+`) \|$", page, re.MULTILINE)
+    numbers = (6, 7, *range(9, 16), 17, *range(19, 26))
+    assert [row for row, _ in rows] == [f"A{n}" for n in numbers]
     tests = "".join(file.read_text() for file in (root / "tests").rglob("test_*.py"))
+    named = re.findall(r"test_\w+", " ".join(names for _, names in rows))
     assert [name for name in named if f"def {name}(" not in tests] == []
