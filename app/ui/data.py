@@ -10,7 +10,7 @@ import gradio as gr
 
 from app.services import capacity, data_sets, references, uploads
 from app.services.views import DataSetView
-from app.ui import data_set
+from app.ui import caches, data_set
 from app.ui.capacity import estimate_tree
 from app.ui.choices import chats_names, verifier_names
 from app.ui.components import state
@@ -75,6 +75,7 @@ def build(blocks: gr.Blocks) -> None:
             _adding(blocks)
             for form in FORMS:
                 form.draw(blocks)
+            caches.draw(blocks)
         with gr.Column(elem_id="data-set", elem_classes="sl-page", visible=False) as one:
             data_set.build(blocks)
 

@@ -12,8 +12,11 @@ import pytest
 from app import cli
 from app.services import caches, data_sets, runs
 from app.settings import settings
+from app.ui import caches as page
+from app.ui.components.elements import text_of
 from speculators_core.data import occupancy
 from speculators_core.errors import Conflict, InputError, NotFound
+from tests.app.test_ui_conversion import nodes
 
 FACTS = {"model": "tiny", "layers": "[2, 4, 5]", "dtype": "float32"}
 DAY = 86400.0
@@ -133,3 +136,16 @@ def test_the_command_lists_and_cleans(data: Path, capsys: pytest.CaptureFixture[
     status, said = speclab("--clean", "--json")
     assert [c["path"] for c in json.loads(said)["removed"]] == [str(old)]
     assert not old.exists()
+
+
+def test_the_page_offers_to_remove_only_what_nobody_uses(data: Path) -> None:
+    free = make(data.with_name("prepared.states-free"), size=2000)
+    held = make(data.with_name("prepared.states-held"))
+    with occupancy.occupy(held, FACTS):
+        tree = page.table(caches.list_caches())
+    buttons = [n[1]["data-value"] for n in nodes(tree, "button") if "data-action" in n[1]]
+    assert buttons == [str(free)]
+    told = text_of(tree)
+    assert "3.1 kB in all" in told and "a process of this machine" in told
+    assert "removed: 2.1 kB are free again" in text_of(page._removed(str(free)))
+    assert "Nothing is cached" in text_of(page.table([]))
