@@ -110,11 +110,15 @@ def test_reading_the_prompt_in_chunks_changes_nothing(pair, monkeypatch):
     assert [(s.drafted, s.emitted) for s in in_chunks] == [(s.drafted, s.emitted) for s in at_once]
 
 
-@pytest.mark.parametrize("norm_output", [False, True])
-def test_each_draft_equals_one_made_afresh_from_true_states(tiny_verifier, tmp_path, norm_output):
+@pytest.mark.parametrize(
+    "changes",
+    [{"norm_output": False}, {"norm_output": True}, {"kind": "qwen3", "layers": 2}],
+    ids=["llama", "llama, norm_output", "qwen3"],
+)
+def test_each_draft_equals_one_made_afresh_from_true_states(tiny_verifier, tmp_path, changes):
     """The kept cache holds what a draft that reads everything anew would compute."""
     verifier = load_verifier(tiny_verifier)
-    config = tiny.draft_config(tiny_verifier, norm_output=norm_output)
+    config = tiny.draft_config(tiny_verifier, **changes)
     draft = load_speculator(tiny.build_speculator(tmp_path / "draft", tiny_verifier, config=config))
     context = list(PROMPT)
     for step in run((verifier, draft), max_tokens=10):
