@@ -68,6 +68,7 @@ def weights(place: Path) -> dict[str, torch.Tensor]:
 
 
 def test_a_resumed_run_ends_bit_identical(run: Train, tmp_path: Path) -> None:
+    """C5: losses, rates, order and weights."""
     whole = Listener()
     uninterrupted = run(whole, output="whole")
     heard = Listener()
@@ -119,6 +120,7 @@ def test_the_best_weights_outlive_the_attempt_that_found_them(
 
 
 def test_there_is_always_a_checkpoint_and_old_ones_go(run: Train, tmp_path: Path) -> None:
+    """C4: a newer one is complete before an older one goes."""
     place = tmp_path / "out.checkpoints"
     seen: list[set[str]] = []
 

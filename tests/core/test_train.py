@@ -71,8 +71,9 @@ def test_a_speculator_is_written_that_can_be_loaded(
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_the_loss_is_finite_and_falls(run: Train, layers: int) -> None:
+    """C6: with one layer, two and three."""
     listener = Listener()
-    run(listener, num_layers=layers, lr=3e-3)
+    run(listener, num_layers=layers, lr=3e-3, epochs=2)
     losses = [v["loss"] for v in listener.steps.values() if "loss" in v]
     assert all(torch.isfinite(torch.tensor(losses)))
     assert losses[-1] < 0.9 * losses[0]
@@ -116,17 +117,18 @@ def test_frozen_tensors_are_bit_equal_and_the_log_lists_them(
 
 
 def test_training_is_the_same_with_and_without_validation(run: Train, tmp_path: Path) -> None:
+    """C2: what validation counts is not training's."""
     curves = []
     for every in (3, 1000):
         listener = Listener()
-        run(listener, output=f"v{every}", validate_every=every)
+        run(listener, output=f"v{every}", validate_every=every, epochs=1)
         curves.append([v["loss"] for v in listener.steps.values() if "loss" in v])
     assert curves[0] == curves[1]
 
 
 def test_states_computed_on_the_way_train_the_same(run: Train, tmp_path: Path) -> None:
-    run(output="cached")
-    run(output="online", hidden_states="online")
+    run(output="cached", epochs=1)
+    run(output="online", hidden_states="online", epochs=1)
     cached, online = (
         load_file(tmp_path / name / "model.safetensors") for name in ("cached", "online")
     )
@@ -171,6 +173,8 @@ def test_a_loss_that_is_no_number_stops_with_a_sentence(run: Train, tmp_path: Pa
 def test_a_validation_that_crashes_keeps_the_last_weights(
     run: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """C4: whatever happens while the draft is judged."""
+
     def crash(self: Loop) -> dict[str, float]:
         raise RuntimeError("out of memory")
 
