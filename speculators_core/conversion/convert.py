@@ -17,7 +17,7 @@ from speculators_core.conversion.report import ConvertResult, Report, Validation
 from speculators_core.conversion.source import Source, open_source
 from speculators_core.conversion.target import REPORT
 from speculators_core.conversion.write import write_tensors
-from speculators_core.models.hub import CHECKPOINT, here, snapshot
+from speculators_core.models.hub import bring_checkpoint, here
 from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 from speculators_core.output import complete_or_absent
 from speculators_core.params import ConvertParams
@@ -102,5 +102,5 @@ def _brought_here(checkpoint: str, progress: Progress) -> tuple[Path, Progress]:
     """
     if found := here(checkpoint):
         return found, progress
-    whole = Portion(progress, 0.0, 0.4)
-    return snapshot(checkpoint, CHECKPOINT, whole), Portion(progress, 0.4, 1.0)
+    found = bring_checkpoint(checkpoint, Portion(progress, 0.0, 0.4))
+    return found, Portion(progress, 0.4, 1.0)

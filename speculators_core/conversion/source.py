@@ -19,7 +19,7 @@ from speculators_core.conversion.child import PickledWeights
 from speculators_core.conversion.header import TensorInfo, read_headers
 from speculators_core.errors import CheckpointError
 from speculators_core.model_config import read_model_config
-from speculators_core.models.hub import CHECKPOINT, bring
+from speculators_core.models.hub import bring_checkpoint
 from speculators_core.precision import Raw
 from speculators_core.untrusted import check_links, open_regular
 from speculators_core.weights import weight_files
@@ -67,7 +67,7 @@ def open_source(checkpoint: str | Path, roots: Sequence[Path] | None = None) -> 
     checkpoint or a file is damaged, `Forbidden` where a file is a link out of `roots` (None: links
     may lead anywhere).
     """
-    directory = bring(checkpoint, CHECKPOINT)
+    directory = bring_checkpoint(checkpoint)
     if roots is not None:
         check_links(directory, roots)
     config = read_model_config(directory)

@@ -14,7 +14,7 @@ from speculators_core.errors import CheckpointError
 from speculators_core.hub.download import fetch, listing
 from speculators_core.hub.reference import parse_hub_id
 from speculators_core.models.draft_config import read_draft_config
-from speculators_core.models.hub import NO_CODE
+from speculators_core.models.hub import checkpoint_files
 from speculators_core.models.verifier_config import read_verifier
 from speculators_core.params import PullParams
 from speculators_core.progress import Progress
@@ -45,9 +45,7 @@ def pull(params: PullParams, progress: Progress | None = None) -> PullResult:
     """
     wanted = parse_hub_id(params.repository, params.revision)
     found = listing(wanted)
-    safe = any(file.name.endswith(".safetensors") for file in found.files)
-    patterns = (*NO_CODE, "*.md", *(() if safe else ("*.bin",)))
-    got = fetch(found.hub_id, patterns, progress)
+    got = fetch(found.hub_id, checkpoint_files(found), progress)
     what = _what(got.directory)
     return PullResult(
         output=str(got.directory),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from speculators_core.errors import CheckpointError, NotFound, Unavailable
-from speculators_core.hub.download import cached, fetch
+from speculators_core.hub.download import Listing, cached, fetch, listing
 from speculators_core.hub.reference import is_hub_id, means_directory, parse_hub_id
 from speculators_core.progress import Progress
 
 NO_CODE = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
-CHECKPOINT = ("*.json", "*.safetensors", "*.bin")
 
 
 def here(reference: str | Path) -> Path | None:
@@ -48,26 +46,43 @@ def here(reference: str | Path) -> Path | None:
     return None
 
 
-def bring(
-    reference: str | Path, patterns: Sequence[str] = NO_CODE, progress: Progress | None = None
-) -> Path:
+def bring(reference: str | Path, progress: Progress | None = None) -> Path:
     """The directory of a model given by path or hub id. Raises as `here` and `snapshot`."""
-    return here(reference) or snapshot(str(reference), patterns, progress)
+    return here(reference) or snapshot(str(reference), progress)
 
 
-def snapshot(
-    hub_id: str, patterns: Sequence[str] = NO_CODE, progress: Progress | None = None
-) -> Path:
-    """The files that match, downloaded unless they are cached: weights as safetensors,
-    configuration and tokenizer unless something else is asked for.
+def bring_checkpoint(reference: str | Path, progress: Progress | None = None) -> Path:
+    """The directory of somebody's draft, given by path or hub id. Raises as `bring`."""
+    if directory := here(reference):
+        return directory
+    wanted = parse_hub_id(str(reference))
+    try:
+        return fetch(wanted, checkpoint_files(listing(wanted)), progress).directory
+    except Unavailable:
+        for weights in ("*.safetensors", "*.bin"):
+            if (found := cached(wanted, (*NO_CODE, weights))) and any(found.glob(weights)):
+                return found
+        raise
+
+
+def checkpoint_files(found: Listing) -> tuple[str, ...]:
+    """What of a repository is fetched to convert or register it: its card, too; never code, and
+    pickles only where there are no safetensors.
+    """
+    safe = any(file.name.endswith(".safetensors") for file in found.files)
+    return (*NO_CODE, "*.md", *(() if safe else ("*.bin",)))
+
+
+def snapshot(hub_id: str, progress: Progress | None = None) -> Path:
+    """A model, downloaded unless it is cached: weights as safetensors, configuration, tokenizer.
 
     Raises `NotFound` (the hub has no such model), `Forbidden` (it is not for everybody),
     `Unavailable` (it is neither here nor in the hub's cache, and the hub can't be reached).
     """
     wanted = parse_hub_id(hub_id)
     try:
-        return fetch(wanted, patterns, progress).directory
+        return fetch(wanted, NO_CODE, progress).directory
     except Unavailable:
-        if found := cached(wanted, patterns):
+        if found := cached(wanted, NO_CODE):
             return found
         raise

@@ -271,7 +271,7 @@ def test_what_is_wrong_in_a_repository_is_said_of_the_repository(hub, tiny_resea
 def test_converting_a_repository_downloads_it_and_records_the_commit(hub, tiny_verifier, tmp_path):
     research = tiny.build_research(tmp_path / "research", tiny_verifier, safetensors=True)
     card = b"---\nlicense: apache-2.0\n---\n# A draft\n"
-    files = {**content_of(research), "README.md": card}
+    files = {**content_of(research), "README.md": card, "pytorch_model.bin": b"boom"}
     commit = hub.add("org/research", files).commit
     asked = ConvertParams(
         checkpoint="org/research",
@@ -288,6 +288,8 @@ def test_converting_a_repository_downloads_it_and_records_the_commit(hub, tiny_v
     sha = report["source"]["files"]["model.safetensors"]["sha256"]
     written = (tmp_path / "out" / "README.md").read_text()
     assert sha in written and f"at commit {commit}" in written
+    assert "Licence: apache-2.0, as its source says" in written
+    assert "pytorch_model.bin" not in written  # a pickle beside safetensors is not downloaded
     assert "base_model: org/model" in written and "vllm serve org/model" in written
     assert watching.fractions == sorted(watching.fractions)
 

@@ -26,7 +26,7 @@ from speculators_core.errors import (
 )
 from speculators_core.hub.client import unreachable
 from speculators_core.hub.reference import parse_hub_id
-from speculators_core.models.hub import CHECKPOINT, bring, here
+from speculators_core.models.hub import bring_checkpoint, here
 from tests import tiny
 
 
@@ -370,7 +370,7 @@ def test_places_that_hold_no_checkpoint_are_refused(tmp_path, tiny_research):
 def test_a_hub_id_without_a_hub_is_said_plainly(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(Unavailable, match="hub can't be reached"):
-        bring("speclab-test/no-such-head", CHECKPOINT)
+        bring_checkpoint("speclab-test/no-such-head")
 
 
 def test_a_mistyped_path_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
