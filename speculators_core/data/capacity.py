@@ -19,6 +19,7 @@ from speculators_core.models.verifier_config import VerifierFacts
 from speculators_core.params import TrainParams
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+OF_STATES = "train on fewer tokens, free some space (speclab caches), or keep no states (online)"
 TEXT_BYTES_A_TOKEN = 3  # English has about four: a little too much is promised, not too little
 _PREPARED_BYTES_A_TOKEN = 5  # an int32 id and a mask byte
 _KEPT_CHECKPOINTS = 7  # weights and two moments of two checkpoints, and the best weights
@@ -62,6 +63,7 @@ class Estimate(BaseModel):
     free: int
     needs: tuple[Need, ...]
     durations: tuple[Duration, ...] = ()
+    remedy: str = "use fewer tokens, or free some space: speclab caches --clean"
 
     @property
     def size(self) -> int:
@@ -94,8 +96,7 @@ class Estimate(BaseModel):
                 f"the {largest.what} need {in_words(largest.size)} ({largest.arithmetic}), "
                 f"{in_words(self.free)} are free",
                 where=self.where,
-                hint="use fewer tokens, free some space (speclab caches --clean), "
-                "or set hidden_states to online",
+                hint=self.remedy,
             )
 
 
@@ -141,7 +142,11 @@ def of_training(
     if training_speed:
         durations.append(_duration("training", tokens * params.epochs, training_speed))
     return Estimate(
-        where=str(place), free=free_bytes(place), needs=tuple(needs), durations=tuple(durations)
+        where=str(place),
+        free=free_bytes(place),
+        needs=tuple(needs),
+        durations=tuple(durations),
+        remedy=OF_STATES,
     )
 
 
@@ -197,7 +202,8 @@ def _checkpoints(
     keys = verifier.num_key_value_heads * verifier.head_dim
     layer = 2 * width * (queries + 2 * keys) + width * queries + 3 * width * inner
     layers = (params.num_layers or 1) * layer  # empty: those of the draft it starts from
-    count = n_aux * width * width + layers + draft_vocab_size * width
+    table = verifier.vocab_size * width if params.embedding == "trained" else 0
+    count = n_aux * width * width + layers + draft_vocab_size * width + table
     return Need(
         what="checkpoints",
         size=count * 4 * _KEPT_CHECKPOINTS,

@@ -226,7 +226,9 @@ def _check_room(
     width, itemsize = producer.verifier.facts.hidden_size, capacity.ITEM_BYTES[dtype]
     need = capacity.states(tokens, len(producer.layers), width, itemsize)
     free = capacity.free_bytes(directory)
-    estimate = capacity.Estimate(where=str(directory), free=free, needs=(need,))
+    estimate = capacity.Estimate(
+        where=str(directory), free=free, needs=(need,), remedy=capacity.OF_STATES
+    )
     for line in estimate.lines():
         progress.note(line)
     estimate.require()

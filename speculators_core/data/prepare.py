@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from speculators_core.data.assemble import Plan, assemble
+from speculators_core.data.capacity import of_preparing
 from speculators_core.data.prepared import CODE_VERSION, TOKENS, PreparedMeta, meta_at, read_meta
 from speculators_core.data.sources import Source, Taken, open_sources, take
 from speculators_core.data.template import ChatTemplate, load_template
@@ -78,7 +79,8 @@ def prepare(params: PrepareParams, output: Path, progress: Progress | None = Non
     """Write a prepared data set at `output`, or reuse the one there if its key is the same.
 
     Raises `DataError` where no chat can be masked or a row has no known layout, `Conflict` where
-    `output` is something else, `Stopped` on request: the same call goes on from there.
+    `output` is something else, `Unavailable` where the disk has no room, `Stopped` on request: the
+    same call goes on from there.
     """
     progress = progress or Quiet()
     plan = _plan(params, progress)
@@ -93,6 +95,7 @@ def prepare(params: PrepareParams, output: Path, progress: Progress | None = Non
             where=str(output),
             hint="choose another directory, or remove this one",
         )
+    of_preparing([file for source in plan.sources for file in source.files], output).require()
     with _working_directory(output, plan.key) as work:
         parts = _tokenise(plan, work, progress)
         meta = assemble(plan, parts, output)

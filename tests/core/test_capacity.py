@@ -12,6 +12,7 @@ from speculators_core.errors import Unavailable
 from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 from speculators_core.params import TrainParams
 from tests import tiny
+from tests.core.small_data import prepare_chats
 
 
 @pytest.fixture
@@ -84,6 +85,13 @@ def test_preparing_is_estimated_from_the_text(tmp_path) -> None:
     file = tmp_path / "chats.jsonl"
     file.write_text("x" * 3000)
     assert of_preparing([file, tmp_path / "missing"], tmp_path).size == 1000 * 5
+
+
+def test_preparing_is_refused_before_it_starts(tmp_path, tiny_verifier, monkeypatch) -> None:
+    monkeypatch.setattr(capacity.shutil, "disk_usage", lambda place: SimpleNamespace(free=1000))
+    with pytest.raises(Unavailable, match=r"prepared tokens need .* 1\.0 kB are free"):
+        prepare_chats(tmp_path, tiny_verifier)
+    assert [path.name for path in tmp_path.iterdir()] == ["chats.jsonl"]
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,28 @@ def test_rotary_positions_and_ties_of_gemma_are_read(verifiers, family: str) -> 
     assert set(facts.rope_parameters) >= {"rope_theta", "rope_type"}
 
 
+def test_a_quantised_model_is_used_as_it_is_where_it_can_be_run(tmp_path: Path) -> None:
+    """FP8 in blocks, which transformers runs everywhere: not the weights that were quantised."""
+    directory = build("llama", tmp_path / "fp8", hidden_size=128, intermediate_size=256)
+    file, config = directory / "model.safetensors", directory / "config.json"
+    tensors = load_file(file)
+    for name in [name for name in tensors if "_proj" in name]:
+        scale = tensors[name].abs().max() / 448
+        scales = torch.full([-(-size // 128) for size in tensors[name].shape], float(scale))
+        tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
+        tensors[name.replace("weight", "weight_scale_inv")] = scales
+    save_file(tensors, file, metadata={"format": "pt"})
+    block = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": block}))
+    verifier = load_verifier(directory)
+    assert verifier.facts.quantization == "fp8"
+    name = "model.layers.1.mlp.up_proj.weight"
+    scale = tensors[name.replace("weight", "weight_scale_inv")][0, 0]
+    found = verifier.model.get_parameter(name)
+    torch.testing.assert_close(found.float(), tensors[name].float() * scale)
+    verifier.check_head()
+
+
 def test_a_quantised_model_that_cannot_be_run_is_refused_by_name(tmp_path: Path) -> None:
     directory = build("llama", tmp_path / "awq")
     file = directory / "config.json"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,14 +17,13 @@ from speculators_core.errors import InputError, Unavailable
 from speculators_core.models.verifier import load_verifier
 from speculators_core.models.verifier_config import read_verifier
 from speculators_core.params import TrainParams
-from speculators_core.training.extraction import make_states
 from speculators_core.training.sources import open_source
 from tests.conftest import CACHE
 from tests.core.listening import Listener
 from tests.core.small_data import prepare_chats
 from tests.workers.lab import Lab
 from workers import preflight, states_server
-from workers.states_server import plan, starter
+from workers.states_server import plan
 from workers.vllm_server import SCHEDULER, Machine
 
 CPU = Machine(cpu=True, cores=2, fast_bfloat16=False, openmp=None)
@@ -81,23 +82,24 @@ def test_more_memory_than_is_free_is_refused(
 
 
 @pytest.mark.prove
-def test_a_real_vllm_gives_the_states_that_transformers_gives(
+def test_training_on_the_states_of_a_real_vllm_is_training_on_those_of_transformers(
     home: Path, served_models: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Every document, on a CPU in float32; and nothing is left of the server or its files."""
+    """From the command line, on a CPU in float32: every state of every document; then nothing is
+    left of the server or its files, and a second training starts none."""
     (home / "cache").mkdir()
-    (home / "cache" / "vllm").symlink_to(CACHE / "vllm")
     (CACHE / "vllm").mkdir(parents=True, exist_ok=True)
+    (home / "cache" / "vllm").symlink_to(CACHE / "vllm")
     data = prepare_chats(tmp_path, served_models[0], count=40)
+    params = TrainParams(
+        data=str(data), verifier=str(served_models[0]), hidden_states="vllm", epochs=1
+    )
+    told = [_trained(params, tmp_path / name) for name in ("first", "second")]
+    assert ["computes the hidden states" in one for one in told] == [True, False]
     prepared, verifier = load_prepared(data), load_verifier(served_models[0])
-    params = TrainParams(data=str(data), verifier=str(served_models[0]), hidden_states="vllm")
-    listener = Listener()
-    with (home / "vllm.log").open("wb") as log:
-        assert make_states(params, starter(log), listener) == 0
-        make_states(params, starter(log), listener)  # nothing is missing: nothing is started
-    assert sum("computes the hidden states" in note for note in listener.notes) == 1
     layers = [2, 4, 5]
-    source, _ = open_source(params, prepared, verifier, layers, listener)
+    source, quarantined = open_source(params, prepared, verifier, layers, Listener())
+    assert quarantined == set()
     here = InProcess(verifier, layers)
     for number in range(len(prepared.lengths)):
         (found,) = source([number])
@@ -107,3 +109,18 @@ def test_a_real_vllm_gives_the_states_that_transformers_gives(
         assert torch.equal(found.states.best, same.best)
     assert Lab(home).processes() == []
     assert not list(tmp_path.glob(".*.partial"))
+
+
+def _trained(params: TrainParams, output: Path) -> str:
+    """What `speclab train` says on stderr."""
+    values = params.model_dump(include={"data", "verifier", "hidden_states", "epochs"})
+    flags = [w for name, v in values.items() for w in (f"--{name.replace('_', '-')}", str(v))]
+    said = subprocess.run(
+        [sys.executable, "-m", "app.cli", "train", *flags, "--output", str(output), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0, said.stdout + said.stderr[-6000:]
+    assert json.loads(said.stdout)["output"] == str(output)
+    return said.stderr
