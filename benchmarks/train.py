@@ -1,11 +1,12 @@
 """Training against speculators 0.9.0: tokens a second and peak memory, in one run.
 
-The same draft (SmolLM2-135M's shape, one layer), the same packed chats, three unrolled steps, the
-same forward KL loss, AdamW on the same tensors; speculators with its eager loss and attention, as
-it runs on a CPU. Steps of the two are interleaved; memory is what a fresh process adds on top of
-model and data while it trains. Tokens are all positions of the row: nothing is padding.
+The same draft (SmolLM2-135M's shape, one layer), the same packed chats, three unrolled steps and
+seven, the same forward KL loss, AdamW on the same tensors; speculators with its eager loss and
+attention, as it runs on a CPU. Steps of the two are interleaved; memory is what a fresh process
+adds on top of model and data while it trains. Tokens are all positions of the row: nothing is
+padding. The ratios on top are those of three steps.
 
-    python benchmarks/train.py [--quick] [--json]
+    python benchmarks/train.py [--quick] [--json] [--ttt-steps 3,7]
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ from speculators_core.training.packing import Document, pack
 
 H, V, DV = 576, 49152, 8192
 CHAT, PROMPT = 256, 96  # tokens of a chat, and those that are not the assistant's
-STEPS, LR = 3, 1e-3
+LR = 1e-3
 
 
 def config() -> Eagle3Config:
@@ -43,7 +45,7 @@ def config() -> Eagle3Config:
             "eagle_aux_hidden_state_layer_ids": [2, 15, 27],
             "dtype": "float32",
             "speculators_config": {
-                "proposal_methods": [{"speculative_tokens": STEPS}],
+                "proposal_methods": [{"speculative_tokens": 3}],
                 "verifier": {"name_or_path": "none", "architectures": ["LlamaForCausalLM"]},
             },
             "transformer_layer_config": {
@@ -96,14 +98,14 @@ def fresh_draft() -> Eagle3Draft:
     return draft
 
 
-def ours(count: int) -> Callable[[], float]:
+def ours(count: int, ttt_steps: int) -> Callable[[], float]:
     draft, chats = fresh_draft(), documents(count)
     head = TargetHead(torch.nn.RMSNorm(H, eps=1e-5), torch.randn(V, H) * 0.05, kept())
     optimizer = torch.optim.AdamW([p for p in draft.parameters() if p.requires_grad], lr=LR)
 
     def step() -> float:
         batch = pack(chats)
-        loss = unroll(draft, batch, head.targets(batch), steps=STEPS).loss
+        loss = unroll(draft, batch, head.targets(batch), steps=ttt_steps).loss
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -112,7 +114,7 @@ def ours(count: int) -> Callable[[], float]:
     return step
 
 
-def theirs(count: int) -> Callable[[], float]:
+def theirs(count: int, ttt_steps: int) -> Callable[[], float]:
     from speculators.losses import resolve_loss_config
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 
@@ -138,7 +140,7 @@ def theirs(count: int) -> Callable[[], float]:
             loss_mask=torch.cat([d.mask[1:] for d in chats])[None],
             position_ids=torch.arange(1, CHAT).repeat(count)[None],
             verifier_last_hidden_states=torch.cat([d.states.final[1:] for d in chats])[None],
-            ttt_steps=STEPS,
+            ttt_steps=ttt_steps,
             loss_config=loss_config,
         )
         optimizer.zero_grad(set_to_none=True)
@@ -152,23 +154,24 @@ def theirs(count: int) -> Callable[[], float]:
 SIDES = {"ours": ours, "theirs": theirs}
 
 
-def peak_memory(side: str, count: int) -> float:
+def peak_memory(side: str, count: int, ttt_steps: int) -> float:
     """MB that training adds to a process that has model, data and optimiser already."""
     command = [sys.executable, __file__, "--measure", side, "--chats", str(count)]
+    command += ["--ttt-steps", str(ttt_steps)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def measure(side: str, count: int) -> float:
-    step = SIDES[side](count)
+def measure(side: str, count: int, ttt_steps: int) -> float:
+    step = SIDES[side](count, ttt_steps)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(2):
         step()
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
-def times(count: int, rounds: int) -> dict[str, list[float]]:
+def times(count: int, ttt_steps: int, rounds: int) -> dict[str, list[float]]:
     """Seconds a step of each side, interleaved, after one step each to warm up."""
-    steps = {side: make(count) for side, make in SIDES.items()}
+    steps = {side: make(count, ttt_steps) for side, make in SIDES.items()}
     spent: dict[str, list[float]] = {side: [] for side in steps}
     for step in steps.values():
         step()
@@ -180,26 +183,37 @@ def times(count: int, rounds: int) -> dict[str, list[float]]:
     return spent
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="within 60 s on two cores")
-    parser.add_argument("--chats", type=int, default=8)
-    parser.add_argument("--measure", choices=tuple(SIDES), help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.measure:
-        print(measure(args.measure, args.chats))
-        return
-    count, rounds = (4, 2) if args.quick else (args.chats, 5)
-    memory = {side: peak_memory(side, count) for side in SIDES}
-    seconds = {side: statistics.median(spent) for side, spent in times(count, rounds).items()}
+def compared(count: int, ttt_steps: int, rounds: int) -> dict[str, Any]:
+    memory = {side: peak_memory(side, count, ttt_steps) for side in SIDES}
+    spent = times(count, ttt_steps, rounds)
+    seconds = {side: statistics.median(each) for side, each in spent.items()}
     tokens = count * CHAT
-    result = {
+    return {
         "tokens_per_second_ratio": seconds["theirs"] / seconds["ours"],
         "peak_memory_ratio": memory["ours"] / memory["theirs"],
         "tokens_per_second": {side: tokens / s for side, s in seconds.items()},
         "peak_memory_mb": memory,
         "tokens": tokens,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="within 60 s on two cores")
+    parser.add_argument("--chats", type=int, default=8)
+    parser.add_argument("--ttt-steps", default="3,7", help="draft steps unrolled, with commas")
+    parser.add_argument("--measure", choices=tuple(SIDES), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    depths = [int(steps) for steps in args.ttt_steps.split(",")]
+    if args.measure:
+        print(measure(args.measure, args.chats, depths[0]))
+        return
+    count, rounds = (2, 2) if args.quick else (args.chats, 5)
+    found = {str(depth): compared(count, depth, rounds) for depth in depths}
+    result = {
+        **found[str(depths[0])],
+        "by_ttt_steps": found,
         "threads": torch.get_num_threads(),
     }
     if args.json:
