@@ -1,121 +1,30 @@
 """States from a server: what is asked of it, what is believed of its answers, how much it may lay
-down at once. The server here is a stand-in in this process; the real one is in
-tests/workers/test_states_server.py.
+down at once. The server here is a stand-in; the real one is in tests/workers/test_states_server.py.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from speculators_core.data.prepare import Prepared, load_prepared
 from speculators_core.data.states import InProcess
-from speculators_core.data.vllm_states import Extraction, Extractor, VllmStates
+from speculators_core.data.vllm_states import VllmStates
 from speculators_core.errors import DataError, InputError, PairingError, Stopped, Unavailable
 from speculators_core.models.verifier import Verifier, load_verifier
 from speculators_core.params import TrainParams
-from speculators_core.progress import Progress, Quiet
+from speculators_core.progress import Quiet
 from speculators_core.training.extraction import make_states
 from speculators_core.training.sources import open_source
 from tests.core.small_data import prepare_chats
+from tests.core.stand_in_vllm import Change, StandIn
 
 LAYERS = (2, 4, 5)
-Change = Callable[[int, dict[str, Tensor]], dict[str, Tensor]]
-
-
-class StandIn:
-    """A stand-in for vLLM that computes states with the verifier in this process, and writes them
-    a little after its answer, as vLLM does."""
-
-    model = "stand-in"
-
-    def __init__(self, verifier: Verifier, change: Change = lambda n, tensors: tensors) -> None:
-        self.verifier = verifier
-        self.change = change
-        self.started = self.asked = self.largest = 0
-        self.says: int | None = None
-        self.path: Path | None = None
-        self.writes_after = 0.02
-        self._lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def check(self) -> None:
-        """It never ends."""
-
-    @contextmanager
-    def start(self, asked: Extraction, progress: Progress) -> Iterator[Extractor]:
-        self.extraction = asked
-        self.started += 1
-        stand_in = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                length = int(self.headers["Content-Length"])
-                answer = json.dumps(stand_in.answer(json.loads(self.rfile.read(length)))).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *_: Any) -> None:
-                """Quiet."""
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = server.server_address[1]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield self
-        finally:
-            server.shutdown()
-            server.server_close()
-
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        ids = torch.tensor(body["prompt"])
-        with self._lock:
-            number = self.asked
-            self.asked += 1
-            seen = self.verifier.states(ids[None], self.extraction.layers)
-            says = int(self.verifier.logits(seen[max(seen)][0, -1]).argmax())
-        rows = torch.stack([seen[k][0] for k in self.extraction.layers], dim=1)
-        tensors = self.change(number, {"hidden_states": rows, "token_ids": ids})
-        path = self.path or self.extraction.staging / f"cmpl-{number}.safetensors"
-        lock = path.with_name(f"{path.name}.lock").open("wb")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        threading.Thread(target=self._write, args=(tensors, path, lock)).start()
-        return {
-            "choices": [{"token_ids": [says if self.says is None else self.says]}],
-            "kv_transfer_params": {"hidden_states_path": str(path)},
-        }
-
-    def _write(self, tensors: dict[str, Tensor], path: Path, lock: Any) -> None:
-        time.sleep(self.writes_after)
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-        with self._lock:
-            lying = path.parent.glob("*.safetensors")
-            self.largest = max(self.largest, sum(_size(file) for file in lying))
-        lock.close()
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 @pytest.fixture(scope="module")

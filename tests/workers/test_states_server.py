@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from app.services import runs
 from speculators_core.data.prepare import load_prepared
 from speculators_core.data.states import InProcess
-from speculators_core.data.vllm_states import Extraction
+from speculators_core.data.vllm_states import Extraction, StartVllm
 from speculators_core.errors import InputError, Unavailable
 from speculators_core.models.verifier import load_verifier
 from speculators_core.models.verifier_config import read_verifier
@@ -21,9 +22,12 @@ from speculators_core.training.sources import open_source
 from tests.conftest import CACHE
 from tests.core.listening import Listener
 from tests.core.small_data import prepare_chats
+from tests.core.stand_in_vllm import StandIn
 from tests.workers.lab import Lab
-from workers import preflight, states_server
-from workers.states_server import plan
+from workers import leftovers, preflight, states_server
+from workers.jobs import train
+from workers.reporter import Reporter
+from workers.states_server import OnStart, plan
 from workers.vllm_server import SCHEDULER, Machine
 
 CPU = Machine(cpu=True, cores=2, fast_bfloat16=False, openmp=None)
@@ -79,6 +83,29 @@ def test_more_memory_than_is_free_is_refused(
     monkeypatch.setattr(preflight.psutil, "virtual_memory", Memory)
     with pytest.raises(Unavailable, match="GiB of memory beside the training"):
         plan(asked)
+
+
+def test_a_run_has_its_server_recorded_and_trains_on_its_states(
+    home: Path, served_models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for vLLM."""
+    stand_in = StandIn(load_verifier(served_models[0]))
+
+    def starter(output: object, on_start: OnStart) -> StartVllm:
+        on_start(2**22 + 1, 1.0)
+        return stand_in.start
+
+    monkeypatch.setattr(train, "starter", starter)
+    data = prepare_chats(tmp_path, served_models[0], count=12)
+    params = TrainParams(
+        data=str(data), verifier=str(served_models[0]), hidden_states="vllm", epochs=1
+    )
+    run = runs.submit("train", params.model_dump(mode="json"), owner="ada")
+    with Reporter(run.id) as reporter:
+        result = train.run(runs.get(run.id), params, reporter)
+    assert Path(result["output"]).is_dir()
+    assert stand_in.asked == 12
+    assert leftovers.remembers_server(run.id)
 
 
 @pytest.mark.prove
