@@ -37,26 +37,19 @@ def complete_or_absent(directory: Path, *, overwrite: bool = False) -> Iterator[
     old = directory.parent / f".{directory.name}.{token}.old"
     new = [place for place in directory.parents if not os.path.lexists(place)]
     try:
-        _make(draft, directory)
-        yield draft
-        if overwrite and directory.exists():
-            directory.rename(old)
-        try:
-            draft.rename(directory)
-        except OSError as error:
-            raise Conflict(
-                f"the output appeared while it was being written: {error.strerror}",
-                where=str(directory),
-                hint="two jobs write to one place: choose another output",
-            ) from error
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        raise Unavailable(
-            f"the output can't be written: {error.strerror}",
-            where=str(directory),
-            hint="make room, or choose a place on another disk; nothing was left behind",
-        ) from error
+        with room_for(directory, hint="nothing was left behind"):
+            make_place(draft, directory)
+            yield draft
+            if overwrite and directory.exists():
+                directory.rename(old)
+            try:
+                draft.rename(directory)
+            except OSError as error:
+                raise Conflict(
+                    f"the output appeared while it was being written: {error.strerror}",
+                    where=str(directory),
+                    hint="two jobs write to one place: choose another output",
+                ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
@@ -65,12 +58,28 @@ def complete_or_absent(directory: Path, *, overwrite: bool = False) -> Iterator[
                 place.rmdir()
 
 
-def _make(draft: Path, directory: Path) -> None:
+@contextmanager
+def room_for(output: Path, hint: str) -> Iterator[None]:
+    """A disk that takes no more is `Unavailable`, for the output that was being made."""
     try:
-        draft.mkdir(parents=True)
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise Unavailable(
+            f"the output can't be written: {error.strerror}",
+            where=str(output),
+            hint=f"make room, or choose a place on another disk; {hint}",
+        ) from error
+
+
+def make_place(place: Path, output: Path, *, exist_ok: bool = False) -> None:
+    """Make a directory that `output` needs, and those above it. Raises `Unavailable`."""
+    try:
+        place.mkdir(parents=True, exist_ok=exist_ok)
     except OSError as error:
         raise Unavailable(
             f"the output can't be written: {error.strerror}",
-            where=str(directory),
+            where=str(output),
             hint="choose a place that you may write to",
         ) from error

@@ -9,6 +9,7 @@ beside the output; an interrupted preparation goes on behind the last complete p
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -33,6 +34,7 @@ from speculators_core.data.tokenise import Here, Making, Processes, Rules, Token
 from speculators_core.data.vocab_map import check_size
 from speculators_core.errors import Conflict, DataError, Stopped
 from speculators_core.models.verifier_config import VerifierFacts, read_verifier
+from speculators_core.output import make_place, room_for
 from speculators_core.params import PrepareParams
 from speculators_core.progress import Progress, Quiet
 
@@ -167,12 +169,12 @@ def _working_directory(output: Path, key: str) -> Iterator[Path]:
     What is left of preparations with another key goes. Raises `Conflict` where another process is
     at the same work.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
     work = output.parent / f".{output.name}.{key[:16]}.parts"
-    for stale in output.parent.glob(f".{output.name}.*.parts"):
-        if stale != work and _lock(stale, make=False) is not None:
+    for stale in output.parent.glob(f".{glob.escape(output.name)}.*.parts"):
+        if stale != work and (free := _lock(stale, make=False)) is not None:
             shutil.rmtree(stale, ignore_errors=True)
-    work.mkdir(exist_ok=True)
+            os.close(free)
+    make_place(work, output, exist_ok=True)
     lock = _lock(work, make=True)
     if lock is None:
         raise Conflict(
@@ -181,7 +183,8 @@ def _working_directory(output: Path, key: str) -> Iterator[Path]:
             hint="wait for it, or choose another output",
         )
     try:
-        yield work
+        with room_for(output, hint="nothing was left behind"):
+            yield work
     except Stopped:
         raise
     except Exception:

@@ -31,7 +31,7 @@ from speculators_core.data.chats import Chat
 from speculators_core.data.layouts import Text, recognise
 from speculators_core.data.sources import Source, open_source, take
 from speculators_core.errors import Conflict, DataError, Stopped, Unavailable
-from speculators_core.output import complete_or_absent
+from speculators_core.output import complete_or_absent, make_place, room_for
 from speculators_core.params import RegenerateParams
 from speculators_core.progress import Progress, Quiet
 
@@ -114,8 +114,11 @@ def _finished(params: RegenerateParams, output: Path, progress: Progress) -> Reg
 @contextmanager
 def _answers_at(place: Path, params: RegenerateParams) -> Iterator[tuple[BinaryIO, dict[str, int]]]:
     """The append-only file of answers, and the ids in it; held by one process at a time."""
-    place.mkdir(parents=True, exist_ok=True)
-    with (place / "answers.jsonl").open("a+b") as file:
+    make_place(place, place, exist_ok=True)
+    with (
+        room_for(place, hint="what was answered is kept"),
+        (place / "answers.jsonl").open("a+b") as file,
+    ):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -37,8 +37,7 @@ class StandInEndpoint:
 def stand_in_endpoint() -> Iterator[StandInEndpoint]:
     state = StandInEndpoint()
     handler = type("Handler", (_Handler,), {"state": state})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), handler)
     state.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
@@ -49,6 +48,13 @@ def stand_in_endpoint() -> Iterator[StandInEndpoint]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that has gone is no fault here."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ from speculators_core.data.prepare import load_prepared, prepare, prepared_key
 from speculators_core.data.samples import read_facts, read_sample
 from speculators_core.data.sources import Taken
 from speculators_core.data.tokenise import Tokeniser
-from speculators_core.errors import Conflict, DataError, Stopped
+from speculators_core.errors import Conflict, DataError, Stopped, Unavailable
 from speculators_core.params import PrepareParams
 from speculators_core.vocabulary import check_vocab_map
 from tests.core.listening import Listener
@@ -241,6 +242,22 @@ def test_data_that_change_while_they_are_read_are_refused(
 
     with pytest.raises(DataError, match="changed while they were read"):
         prepare(params(file, tiny_verifier), tmp_path / "out", Listener(edit))
+    assert [p.name for p in tmp_path.iterdir()] == ["c.jsonl"]
+
+
+def test_a_place_that_takes_nothing_and_a_full_disk_are_said_in_words(
+    tmp_path: Path, tiny_verifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_chats(tmp_path / "c.jsonl")
+    with pytest.raises(Unavailable, match="can't be written: Not a directory"):
+        prepare(params(file, tiny_verifier), file / "out")
+
+    def full(self: Tokeniser, rows: list[Taken], part: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Tokeniser, "write", full)
+    with pytest.raises(Unavailable, match="No space left"):
+        prepare(params(file, tiny_verifier), tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["c.jsonl"]
 
 

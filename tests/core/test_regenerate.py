@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from speculators_core.data import answering, endpoint
 from speculators_core.data.answering import conversation
 from speculators_core.data.chats import Chat, Message
 from speculators_core.data.regenerate import regenerate
+from speculators_core.data.template import load_template
 from speculators_core.errors import Conflict, DataError, Forbidden, NotFound, Stopped, Unavailable
 from speculators_core.models.verifier import load_verifier
 from speculators_core.params import RegenerateParams
@@ -267,12 +269,14 @@ def test_in_process_answers_are_the_verifiers_greedy_ones_turn_after_turn(
     assert result.samples == 5 and len(found[0]["messages"]) == 4
     assert result.tokens > 0 and result.cut > 0
     verifier = load_verifier(tiny_verifier)
-    history = found[0]["messages"][:3]
-    ids = verifier.tokenizer.apply_chat_template(
-        history, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )["input_ids"]
-    alone = verifier.model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :]
-    expected = verifier.tokenizer.decode(alone, skip_special_tokens=True)
+    template = load_template(verifier.facts)
+    text = template.render(found[0]["messages"][:3], opened=True)
+    ids = list(verifier.tokenizer(text, add_special_tokens=False)["input_ids"])
+    begun = len(ids)
+    with torch.no_grad():
+        while len(ids) < begun + 6 and (len(ids) == begun or ids[-1] not in template.stops):
+            ids.append(int(verifier.model(torch.tensor([ids])).logits[0, -1].argmax()))
+    expected = verifier.tokenizer.decode(ids[begun:], skip_special_tokens=True)
     assert found[0]["messages"][3]["content"] == expected
     sampled = {**now.model_dump(), "temperature": 1.0}
     two = [
