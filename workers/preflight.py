@@ -102,11 +102,9 @@ def _engine(params: DeployParams, method: str) -> None:
 
 def _vllm_knows(params: DeployParams, speculator: Draft) -> None:
     """Raise `InputError` where vLLM would not load this draft and the reference engine does."""
-    if isinstance(speculator, Eagle3Config) and params.engine == "vllm":
-        if speculator.vllm_obstacle:
-            raise InputError(
-                speculator.vllm_obstacle, where="engine", hint="deploy it with the reference engine"
-            )
+    why = speculator.vllm_obstacle if isinstance(speculator, Eagle3Config) else None
+    if why and params.engine == "vllm":
+        raise InputError(why, where="engine", hint="deploy it with the reference engine")
 
 
 def fits(speculator: Draft, verifier: VerifierFacts, where: str) -> None:
