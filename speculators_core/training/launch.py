@@ -1,8 +1,9 @@
 """Training in several processes: torchrun, started, listened to and ended.
 
 The work itself is `training.rank`, once a process. What its first process tells comes back as JSON
-lines; a file asks it to stop, so no signal has to find its way through torchrun. All processes
-stay in the group of whoever called, and end with it.
+lines; a file asks it to stop, so no signal has to find its way through torchrun. torchrun stays in
+the group of whoever called, and ends with it; its processes, to each of which it gives a session
+of its own, end with torchrun.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from speculators_core.params import TrainParams
 from speculators_core.progress import Progress
 
 REQUEST, ANSWER, STOP, ERRORS = "request.json", "answer.json", "stop", "errors"
+AGENT = "SPECLAB_TORCHRUN"
+"""Environment variable with the pid of torchrun, with which its processes end."""
 _LOOK_S = 0.2
 _LAST_LINES = 20
 
@@ -171,6 +174,7 @@ def _be_torchrun(arguments: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+    os.environ[AGENT] = str(os.getpid())
     from torch.distributed.run import main
 
     main(arguments[1:])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -16,7 +15,7 @@ from speculators_core.errors import SpeclabError, Stopped
 from speculators_core.lifeline import die_with_parent
 from speculators_core.params import TrainParams
 from speculators_core.progress import Progress, Quiet
-from speculators_core.training.launch import ANSWER, ERRORS, REQUEST, STOP
+from speculators_core.training.launch import AGENT, ANSWER, ERRORS, REQUEST, STOP
 from speculators_core.training.train import train_here
 from speculators_core.training.world import World, join, leave
 
@@ -34,9 +33,7 @@ class _Voice(Events):
 
 def main(place: Path) -> int:
     """Train; 1 where it failed, which ends the others."""
-    die_with_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the whole group gets it; the file says it too
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(int(os.environ[AGENT]))
     world = join()
     try:
         answer = _trained(place, world)

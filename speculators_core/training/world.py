@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from speculators_core.errors import SpeclabError
 
-PATIENCE = timedelta(seconds=90)
+PATIENCE = timedelta(seconds=75)  # torchrun takes up to 30 s more for one that hangs
 _LOOK_S = 0.2
 _FAILED = "failed"
 

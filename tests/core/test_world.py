@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -96,10 +97,11 @@ def test_a_sharded_draft_trains_what_a_whole_one_does(
 
 
 @pytest.mark.prove
-def test_a_process_that_dies_ends_the_others_within_two_minutes(
-    data: Path, tiny_verifier: Path, tmp_path: Path
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_dies_or_hangs_ends_the_others_within_two_minutes(
+    data: Path, tiny_verifier: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
-    """F7, C9: one is killed in the middle."""
+    """F7, C9: in the middle of a run."""
     killed: list[int] = []
 
     class Killer(Listener):
@@ -107,13 +109,30 @@ def test_a_process_that_dies_ends_the_others_within_two_minutes(
             super().metrics(step, values)
             if not killed:
                 killed.append(ranks()[-1])
-                os.kill(killed[0], signal.SIGKILL)
+                began.append(time.monotonic())
+                os.kill(killed[0], how)
 
-    began = time.monotonic()
+    began: list[float] = []
     with pytest.raises(SpeclabError, match=r"died|failed"):
         run(data, tiny_verifier, tmp_path / "out", Killer(), processes=2, epochs=400)
-    assert time.monotonic() - began < 120 and not ranks()
+    assert time.monotonic() - began[0] < 120 and not ranks()
     assert list((tmp_path / "out.checkpoints").glob("step-*"))
+
+
+@pytest.mark.prove
+def test_processes_end_with_whoever_started_them(
+    data: Path, tiny_verifier: Path, tmp_path: Path
+) -> None:
+    """F7: the group of the job is killed; torchrun's processes have sessions of their own."""
+    job = get_context("fork").Process(
+        target=_job, args=(data, tiny_verifier, tmp_path / "out"), kwargs={"epochs": 400}
+    )
+    job.start()
+    assert job.pid
+    _until(lambda: len(ranks()) == 2, 120)
+    os.killpg(job.pid, signal.SIGKILL)
+    job.join(10)
+    _until(lambda: not ranks(), 10)
 
 
 @pytest.mark.prove
@@ -145,6 +164,18 @@ def test_two_machines_meet(data: Path, tiny_verifier: Path, tmp_path: Path) -> N
     assert_same_run(alone, listener)
 
 
+def _job(*args: object, **changes: object) -> None:
+    os.setpgid(0, 0)
+    run(*args, processes=2, **changes)
+
+
+def _until(done: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
 def ranks() -> list[int]:
     """Living processes of this test's trainings."""
     found = []
@@ -152,9 +183,9 @@ def ranks() -> list[int]:
         if entry.name.isdigit():
             try:
                 command = (entry / "cmdline").read_bytes().decode().split("\0")
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if "speculators_core.training.rank" in command and "-m" in command[:4] and parent != 1:
+            agent = "speculators_core.training.launch" in command
+            if "speculators_core.training.rank" in command and not agent:
                 found.append(int(entry.name))
     return sorted(found)
