@@ -134,6 +134,16 @@ def test_what_stands_for_nothing_is_not_found_with_near_names(store, tmp_path):
             references.resolve(odd)
 
 
+def test_a_mistyped_path_is_not_taken_for_a_hub_id(sqlite_store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(NotFound, match="no directory 'out/my_haed', though there is one") as caught:
+        references.resolve("out/my_haed", "checkpoint")
+    assert "out/my_haed@main" in caught.value.hint
+    assert references.resolve("out/my_haed@main") == "out/my_haed@main"
+    assert references.resolve("org/name") == "org/name"
+
+
 def test_all_references_of_a_run_are_resolved_and_nothing_else_is_changed(store, tmp_path):
     (tmp_path / "a.jsonl").touch()
     register("v", tmp_path, verifier=True)
