@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from speculators_core.config import (
+    SPECULATORS_VERSION,
     USUAL_AUX,
     Eagle3Config,
     LayerConfig,
@@ -49,6 +50,8 @@ def draft_config(params: TrainParams, facts: VerifierFacts, draft_vocab_size: in
     verifier's widths, heads and rotary positions. Verifier, K, precision and whether the embedding
     is trained are this training's in both cases."""
     own = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_version": SPECULATORS_VERSION,
         "embed_requires_grad": params.embedding == "trained",
         "dtype": "bfloat16" if params.dtype == "bfloat16" else "float32",
         "speculators_config": Speculators(

@@ -185,8 +185,11 @@ def test_chats_longer_than_its_window_are_refused(
     build: Build, tiny_speculator: Path, tmp_path: Path
 ) -> None:
     window = {"sliding_window": 32, "layer_types": ["sliding_attention"]}
-    looks_back = changed(tiny_speculator, tmp_path / "s", layer=window)
+    looks_back = changed(
+        tiny_speculator, tmp_path / "s", layer=window, architectures=["Eagle3Speculator"]
+    )
     draft = build(longest=32, start_from=str(looks_back))
+    assert draft.config.architectures == ["Eagle3DraftModel"]
     assert draft.config.transformer_layer_config.model_extra == window
     with pytest.raises(PairingError, match="looks back over 32 tokens, the longest chat has 33"):
         build(longest=33, start_from=str(looks_back))
