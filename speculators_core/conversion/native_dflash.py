@@ -100,11 +100,11 @@ def _counted(tensors: Mapping[str, TensorInfo], source: Source) -> dict[str, int
     """The sizes that the tensors tell; raises `CheckpointError` where one of them is missing."""
 
     def height(name: str) -> int:
-        return rows_of(tensors, f"layers.0.{name}.weight", source)
+        return rows_of(tensors, f"layers.0.{name}.weight", source, _WHAT)
 
     head_dim = height("self_attn.q_norm")
     return {
-        "hidden_size": rows_of(tensors, "norm.weight", source),
+        "hidden_size": rows_of(tensors, "norm.weight", source, _WHAT),
         "num_hidden_layers": count_layers(dict(tensors)),
         "intermediate_size": height("mlp.gate_proj"),
         "head_dim": head_dim,

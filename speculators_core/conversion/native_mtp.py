@@ -80,7 +80,7 @@ def _counted(source: Source, kind: str) -> dict[str, int]:
     """The sizes that the tensors tell; raises `CheckpointError` where one of them is missing."""
 
     def height(name: str) -> int:
-        return rows_of(source.tensors, f"{PREFIX}{name}", source)
+        return rows_of(source.tensors, f"{PREFIX}{name}", source, _WHAT)
 
     head_dim = height("self_attn.q_norm.weight")
     queries = height("self_attn.q_proj.weight") // (2 if kind in GATED else 1)

@@ -12,7 +12,7 @@ from speculators_core.conversion.header import TensorInfo
 from speculators_core.conversion.naming import count_layers
 from speculators_core.conversion.plan import Origin
 from speculators_core.conversion.source import Source
-from speculators_core.conversion.target import Fields, tensor_of
+from speculators_core.conversion.target import EAGLE3, Fields, tensor_of
 from speculators_core.errors import CheckpointError
 from speculators_core.model_config import positive
 from speculators_core.models.verifier_config import VerifierFacts
@@ -135,9 +135,11 @@ def put_widths(
     return num_aux
 
 
-def rows_of(named: Mapping[str, TensorInfo], tensor: str, source: Source) -> int:
+def rows_of(
+    named: Mapping[str, TensorInfo], tensor: str, source: Source, what: str = EAGLE3
+) -> int:
     """The rows of a tensor, at least one."""
-    info = tensor_of(named, tensor, source)
+    info = tensor_of(named, tensor, source, what)
     if not info.shape or not info.shape[0]:
         raise CheckpointError(
             f"tensor {info.name} has shape {list(info.shape)}, expected rows",

@@ -19,7 +19,7 @@ from speculators_core.errors import CheckpointError
 from speculators_core.models.verifier_config import VerifierFacts
 
 REPORT = "conversion_report.json"
-_WHAT = "EAGLE-3 draft"
+EAGLE3 = "EAGLE-3 draft"
 _TOP_LEVEL = frozenset(Eagle3Config.model_fields)
 _UNUSED = (
     (re.compile(r"rotary_emb\.inv_freq$"), "computed from rope_parameters"),
@@ -52,10 +52,14 @@ class Fields:
         )
 
 
-def tensor_of(named: Mapping[str, TensorInfo], target: str, source: Source) -> TensorInfo:
-    """The source tensor that becomes `target`, or a `CheckpointError` that it is missing."""
+def tensor_of(
+    named: Mapping[str, TensorInfo], target: str, source: Source, what: str = EAGLE3
+) -> TensorInfo:
+    """The source tensor that becomes `target`, or a `CheckpointError` that it is missing from what
+    should be a `what`.
+    """
     if target not in named:
-        raise rows.missing(target, source, _WHAT)
+        raise rows.missing(target, source, what)
     return named[target]
 
 
@@ -89,7 +93,7 @@ def _target_row(
         _check_shareable(config, source, verifier)
         reason = "not in the file: the verifier's table is used when the draft is loaded"
         return rows.shared(target, config, reason)
-    raise rows.missing(target, source, _WHAT)
+    raise rows.missing(target, source, EAGLE3)
 
 
 def _check_shareable(config: Eagle3Config, source: Source, verifier: VerifierFacts | None) -> None:
