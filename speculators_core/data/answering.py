@@ -176,11 +176,13 @@ class InProcess:
         )
         self._template.check()
         self.model = params.verifier
+        self._done = 0.0  # share of the data that is behind this batch
 
     def outcomes(self, tasks: Iterable[Task]) -> Outcomes:
         waiting = iter(tasks)
         while batch := list(islice(waiting, self._params.concurrency)):
             yield from self._batch(batch)
+            self._done = batch[-1].done
 
     def _batch(self, tasks: list[Task]) -> list[Outcome]:
         generator = torch.Generator(device=self._verifier.device)
@@ -224,7 +226,7 @@ class InProcess:
             params.max_tokens,
             sampled if params.temperature else greedy,
             lambda ids: ids[-1] in stops,
-            lambda total, live: self._heed(),
+            self._heed,
         )
         answers = {}
         for (i, prompt), ids in zip(prompts.items(), written, strict=True):
@@ -236,6 +238,7 @@ class InProcess:
                 done[i].reason = "the answer is empty"
         return answers
 
-    def _heed(self) -> None:
+    def _heed(self, total: int, live: int) -> None:
+        self._progress.update(self._done, f"{total} tokens written, {live} answers open")
         if self._progress.stopping():
             raise Stopped("answering was stopped")
