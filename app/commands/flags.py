@@ -179,7 +179,7 @@ def _sentence(field: FieldInfo) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    if field.is_required() or field.default is None:
+    if field.is_required() or field.default in (None, ()):
         return ""
     if isinstance(field.default, bool):
         return f"  [default: {'yes' if field.default else 'no'}]"

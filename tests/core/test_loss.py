@@ -374,6 +374,7 @@ def test_loss_and_gradients_equal_speculators(switches: tuple[bool, ...]) -> Non
     loss.backward()
     other = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None and n in mine}
     assert_same(mine, other, 1e-4)
+    assert draft.embed_tokens.weight.grad is None  # frozen
 
 
 def test_where_turns_end_speculators_counts_one_chain_more() -> None:
