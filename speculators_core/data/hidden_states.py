@@ -115,7 +115,8 @@ def cache_states(
     missing = [file for file in files if not _usable(file, prepared, header, progress)]
     _check_room(missing, producer, header["dtype"], directory, progress)
     count = len(prepared.lengths)
-    quarantined = _quarantined([file for file in files if file not in missing])
+    lacking = {file.first for file in missing}
+    quarantined = _quarantined([file for file in files if file.first not in lacking])
     clock = _Clock(missing)
     for file in missing:
         _judge(len(quarantined), count, directory)  # not only when all of them were computed
