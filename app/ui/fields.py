@@ -101,8 +101,12 @@ def parse(field: FieldInfo, value: Any) -> Any:
 
 
 def from_address(model: type[BaseModel], name: str, given: str) -> Any:
-    """What a field holds that the page's address names: `True` and `false` as words, too."""
+    """What a field holds that the page's address names: `True` and `false` as words, too; nothing
+    is None.
+    """
     field = model.model_fields[name]
+    if not given:
+        return shown(field, None)
     if kind_of(field.annotation) is not bool:
         return given
     yes = given.lower() in ("true", "yes", "1")

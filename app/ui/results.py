@@ -127,7 +127,8 @@ def _files(run: RunView) -> Node:
         (el("a", one.path, href=_address(run, one.path), download=""), state.size(one.size))
         for one in artifacts.list_files(run.id)
     ]
-    return _card("Files", state.table(["File", "#Size"], rows, label="Files of this run"))
+    table = state.table(["File", "#Size"], rows, label="Files of this run")
+    return _card("Files", table if rows else state.empty("They are not there any more."))
 
 
 def _address(run: RunView, path: str) -> str:

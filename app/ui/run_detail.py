@@ -260,5 +260,5 @@ def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list):
-        return ", ".join(str(part) for part in value)
+        return ", ".join(str(part) for part in value) or "–"
     return str(value)

@@ -109,7 +109,7 @@ def _tensors(result: Mapping[str, Any]) -> Node | None:
 def _folded(title: str, names: Sequence[str]) -> Node:
     return el(
         "details",
-        el("summary", f"{title}: {len(names)} tensors"),
+        el("summary", f"{title}: {len(names)} tensor{'' if len(names) == 1 else 's'}"),
         el("ul", (el("li", el("code", name)) for name in names), cls="names"),
         open=title == "Trained",
     )
@@ -133,9 +133,9 @@ def further(run: RunView, made: SpeculatorView) -> str:
     (layers, norms) comes with the speculator.
     """
     kept = {
-        name: value
+        name: "" if value is None else value
         for name, value in run.params.items()
-        if value is not None and name not in DRAFT and not isinstance(value, (list, dict))
+        if name not in DRAFT and not isinstance(value, (list, dict))
     }
     known = {one.run_id: one.name for one in data_sets.list_data_sets() if one.kind == "prepared"}
     data = str(kept.pop("data", ""))

@@ -74,6 +74,8 @@ def test_a_field_of_several_values_with_choices_takes_many_of_them_and_others():
         ("compile", "True", True),
         ("compile", "false", False),
         ("norm_output", "False", "no"),
+        ("norm_output", "", "default"),
+        ("max_minutes", "", ""),
     ],
 )
 def test_the_address_fills_any_field(name: str, given: str, held: object):

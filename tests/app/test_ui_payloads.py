@@ -91,7 +91,7 @@ def test_a_chart_gets_only_points_that_exist_and_the_last_rows_number():
 
 
 def test_a_chart_of_nothing_has_no_figures():
-    assert chart_payload("r", [row(1, 1, tokens_per_second=3.0)], 0)["figures"] == []
+    assert chart_payload("r", [row(1, 1, seconds_left=3.0)], 0)["figures"] == []
 
 
 def test_a_log_payload_links_the_whole_log():

@@ -59,6 +59,27 @@ def train(page: Page) -> None:
     page.locator("#train-command summary").click()
 
 
+def inspect(page: Page) -> None:
+    """The Convert page with someone's draft inspected, doubts open."""
+    home = page.locator("#conversions code").first.get_attribute("title") or ""
+    page.locator("#field-checkpoint input").fill(home)
+    page.keyboard.press("Enter")
+    page.click("#inspect")
+    page.wait_for_selector("#convert-answer fieldset", timeout=60_000)
+
+
+def run_of(kind: str, name: str, selector: str) -> tuple[str, Callable[[Page], None]]:
+    """The page of the newest run of this name."""
+
+    def go(page: Page) -> None:
+        theme = "dark" if "theme=dark" in page.url else "light"
+        link = page.locator("#runs a", has_text=name).first.get_attribute("href")
+        page.goto(f"{link}&__theme={theme}")
+        page.wait_for_selector(selector, timeout=30_000)
+
+    return f"/runs?kind={kind}", go
+
+
 SHOTS: dict[str, tuple[str, Callable[[Page], None]]] = {
     "home": ("/", nothing),
     "playground": ("/playground", ask),
@@ -66,7 +87,11 @@ SHOTS: dict[str, tuple[str, Callable[[Page], None]]] = {
     "run": ("/runs?kind=train", first_run),
     "data": ("/data?form=prepare&data=gsm8k", filled("#prepare-needs .card")),
     "data-set": ("/data?set=shop-talk&sample=16", filled("#sample .trained")),
-    "convert": ("/convert", nothing),
+    "run-trained": run_of("train", "train smollm2-maths", "#run-result .facts"),
+    "run-push": run_of("push", "push", "#run-result .facts"),
+    "run-export": run_of("export", "export", "#run-result .command"),
+    "convert": ("/convert", inspect),
+    "conversion": run_of("convert", "someones-head", "#run-result .card-text"),
     "train": ("/train?data=shop-talk", train),
     "deploy": ("/deploy", nothing),
     "models": ("/models?form=launch&speculator=smollm2-maths", filled("#launch-lines code")),

@@ -38,6 +38,67 @@ STORY = (
 )
 
 
+FULL = {"kind": "unavailable", "message": "the disk is full", "hint": "free some space"}
+_RESULTS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    (
+        "train",
+        {"data": "shop-talk", "verifier": VERIFIER, "patience": 3},
+        {
+            "output": "/lab/speculators/smollm2-maths",
+            "name": "smollm2-maths",
+            "steps": 700,
+            "seconds": 1_123.0,
+            "best": {
+                "acceptance_0": 0.641,
+                "acceptance_1": 0.424,
+                "acceptance_2": 0.251,
+                "served_acceptance_length": 2.31,
+                "measured_acceptance_length": 2.28,
+                "coverage": 0.997,
+                "step": 400.0,
+            },
+            "trainable": ["fc.weight", "layers.0.self_attn.q_proj.weight", "lm_head.weight"],
+            "frozen": ["embed_tokens.weight"],
+            "skipped": 2,
+            "ended_early": True,
+        },
+    ),
+    (
+        "push",
+        {"speculator": "smollm2-maths", "repository": "ada/smollm2-maths"},
+        {
+            "repository": "ada/smollm2-maths",
+            "revision": "9f8c2d1e77aa5b1c",
+            "url": "https://hub.example/ada/smollm2-maths",
+            "private": True,
+            "files": ["README.md", "config.json", "model.safetensors"],
+        },
+    ),
+    (
+        "export",
+        {"speculator": "smollm2-maths", "format": "specforge"},
+        {
+            "output": "/lab/runs/x/artifacts/specforge",
+            "format": "specforge",
+            "losses": [
+                {
+                    "field": "norm_output",
+                    "value": True,
+                    "meaning": "its readers feed the state back as it is",
+                    "serious": True,
+                }
+            ],
+            "commands": {
+                "vllm": "vllm serve org/verifier --speculative-config '{…}'",
+                "podman": None,
+                "sglang": "python3 -m sglang.launch_server --model-path org/verifier",
+                "notes": ["these files are for SGLang; vLLM serves the speculators format"],
+            },
+        },
+    ),
+)
+
+
 class Parrot:
     """Answers as a traced server would: a story in decoding steps. Words of the question steer
     it: `hostile` brings the hostile texts as tokens, `long` thousands of tokens in big updates,
@@ -175,9 +236,20 @@ def _history() -> None:
     evaluations.register(EvaluateParams(**measured), report, run_id=run_id)
     _one("prepare", {"data": ["/x"], "verifier": "v"}, "prepare shop-talk", "cancelled")
     _one("convert", {"checkpoint": "y/eagle3", "verifier": "v"}, "convert y/eagle3", "succeeded")
+    _one("train", {"data": "shop-talk", "verifier": VERIFIER}, "train no-space", "failed", FULL)
+    for kind, params, result in _RESULTS:
+        _one(kind, params, f"{kind} smollm2-maths", "succeeded", result=result)
+    _convert(str(files.verifier(_home() / "verifiers" / "smollm2")))
 
 
-def _one(kind: str, params: Mapping[str, Any], name: str, state: str, error: Any = None) -> str:
+def _one(
+    kind: str,
+    params: Mapping[str, Any],
+    name: str,
+    state: str,
+    error: Any = None,
+    result: Mapping[str, Any] | None = None,
+) -> str:
     from app.services import claims, runs
 
     run = runs.submit(kind, params, owner="ada", name=name)
@@ -185,6 +257,8 @@ def _one(kind: str, params: Mapping[str, Any], name: str, state: str, error: Any
     assert claimed and claimed.run_id == run.id
     _log(run.id, [f"{kind} starts", *HOSTILE])
     claims.progress(run.id, 1.0, "done")
+    if result:
+        claims.set_result(run.id, result)
     claims.finish(run.id, state, error)
     return run.id
 
@@ -251,12 +325,19 @@ def _train(run_id: str) -> None:
 def _metrics(step: int) -> dict[str, float]:
     grown = 1 - 2.718 ** (-step / 180)
     wobble = ((step * 7919) % 97 / 97 - 0.5) * 0.06
-    values = {"loss": 7.5 - 4.6 * grown + 3 * wobble, "lr": 1e-3, "tokens_per_second": 402.0}
+    loss = 7.5 - 4.6 * grown + 3 * wobble
+    values = {"loss": loss, "lr": 1e-3 * (1 - step / 1430), "tokens_per_second": 402 + 90 * wobble}
+    values |= {f"loss_{k}": loss * share for k, share in enumerate((0.26, 0.34, 0.4))}
+    values |= {"coverage": 0.99 + wobble / 9, "grad_norm": 0.7 + 6 * abs(wobble)}
+    values |= {"memory_mb": 1_180.0 + step / 20, "skipped": float(step // 250)}
     for k, best in enumerate((0.47, 0.24, 0.11)):
         values[f"acceptance_{k}"] = max(0.0, best * grown + wobble * (1 - 0.25 * k))
     if step % 100 == 0:
         kept = {k: v * 0.93 for k, v in values.items() if k.startswith("acceptance")}
         values |= {"val_loss": values["loss"] + 0.2, **{f"val_{k}": v for k, v in kept.items()}}
+        values["val_served_acceptance_length"] = 1 + sum(kept.values())
+        values["measured_acceptance_length"] = 0.97 + sum(kept.values())
+    values["acceptance_length"] = 1 + sum(values[f"acceptance_{k}"] for k in range(3))
     return values
 
 
@@ -265,7 +346,7 @@ def _register_models(run_id: str) -> None:
     from app.store.models import Speculator, VerifierModel
 
     home = _home()
-    verifier = files.verifier(home / "verifiers" / "smollm2")
+    verifier = home / "verifiers" / "smollm2"
     with writing() as session:
         session.add(
             VerifierModel(
@@ -298,6 +379,29 @@ def _register_models(run_id: str) -> None:
                 )
             )
     _register_data()
+
+
+def _convert(verifier: str) -> None:
+    """A real conversion of a draft that leaves its aux layers open; its validation is told."""
+    from app.services import speculators
+    from speculators_core.conversion.convert import convert
+    from speculators_core.params import ConvertParams
+
+    home = _home()
+    head = files.research(home / "heads" / "someones-head")
+    params = ConvertParams(checkpoint=str(head), verifier=verifier, validate_on_verifier=False)
+    found = convert(params, home / "speculators" / "someones-head").model_dump(mode="json")
+    accepted = {"ok": True, "first_token_acceptance": 0.41, "failed": [], "note": None}
+    result = {**found, "name": "someones-head", "validation": accepted}
+    asked = {"checkpoint": str(head), "verifier": VERIFIER}
+    run_id = _one("convert", asked, "convert someones-head", "succeeded", result=result)
+    speculators.register(
+        found["output"],
+        "someones-head",
+        deployable=found["deployable"],
+        doubts=found["doubts"],
+        run_id=run_id,
+    )
 
 
 def _register_data() -> None:

@@ -17,6 +17,7 @@ MAIN = {
     "/": "Demo: a speculator",
     "/playground": "Deployment",
     "/runs": "prepare",
+    "/data": "shop-talk",
     "/convert": "Inspect",
     "/train": "Preset",
     "/deploy": "Endpoint",
@@ -240,6 +241,109 @@ def test_an_uploaded_file_becomes_a_chain_of_runs_and_a_bad_one_a_sentence(
         expect(page.locator("#upload input[type=file]")).to_be_attached()
     links = page.locator("#train-answer .notice a")
     expect(links).to_have_count(2)
+
+
+def test_a_sample_is_looked_at_token_by_token_and_stays_in_the_address(page: Page):
+    opened(page, "/data")
+    page.locator("#data-sets a", has_text="shop-talk").click()
+    sample = page.locator("#sample")
+    expect(sample.locator("h2")).to_have_text("Sample 1 of 384")
+    trained = sample.locator("[aria-label=trained] .st")
+    expect(trained).to_have_count(len(story_of("")) + 1)  # the answer, and what ends its turn
+    line = trained.first.evaluate("token => getComputedStyle(token).textDecorationLine")
+    assert line == "underline"  # not colour alone
+    for text in HOSTILE:
+        expect(sample).to_contain_text(text)
+    assert sample.locator("img, script").count() == 0
+    sample.get_by_role("button", name="Next").click()
+    expect(sample.locator("h2")).to_have_text("Sample 2 of 384")
+    page.locator("#only-validation input").check()
+    expect(sample.locator("h2")).to_have_text("Validation sample 1 of 24 (sample 16 of 384)")
+    page.locator("#sample-number input").fill("40")
+    page.keyboard.press("Enter")
+    expect(sample.locator("h2")).to_have_text("Validation sample 3 of 24 (sample 48 of 384)")
+    page.wait_for_url(re.compile("set=shop-talk.*sample=40.*only=validation"))
+    page.reload()
+    expect(sample.locator("h2")).to_have_text("Validation sample 3 of 24 (sample 48 of 384)")
+
+
+@pytest.mark.parametrize(("name", "share"), [("all-trained", "100 %"), ("none-trained", "0 %")])
+def test_a_degenerate_mask_is_flagged_on_the_data_page(page: Page, name: str, share: str):
+    """B3"""
+    opened(page, f"/data?set={name}")
+    flag = page.locator("#data-set-facts .notice")
+    expect(flag).to_contain_text(f"{share} of the tokens are trained")
+    expect(page.locator("#sample .notice")).to_contain_text(f"({share})")
+
+
+def test_a_training_above_the_free_space_is_refused_before_anything_starts(page: Page):
+    """B12"""
+    opened(page, "/train")
+    expect(page.locator("#field-verifier input")).to_have_value("smollm2-135m-instruct")
+    estimate = page.locator("#train-estimate")
+    expect(estimate).to_contain_text("x 4 states x 576 x 4 bytes")
+    expect(estimate.locator(".notice")).to_have_count(0)
+    page.locator("#field-samples textarea, #field-samples input").fill("900000000")
+    page.keyboard.press("Tab")
+    expect(estimate.locator(".notice.error")).to_contain_text("TB, and")
+    page.locator("#train").click()
+    expect(page.locator("#train-answer .notice.error")).to_contain_text("hidden states need")
+    opened(page, "/runs?kind=self_write&state=queued")
+    expect(page.locator("#runs")).to_contain_text("No run is here")
+
+
+def test_a_preset_fills_the_fields_and_says_what_to_expect(page: Page):
+    """C10"""
+    opened(page, "/train")
+    lr = page.locator("#field-lr textarea, #field-lr input")
+    expect(lr).to_have_value("0.002")
+    page.get_by_label("Quick look").check()
+    expect(lr).to_have_value("0.0003")
+    expect(page.locator("#field-samples textarea, #field-samples input")).to_have_value("5000")
+    expect(page.locator("#expectation")).to_contain_text("about 0.40 of first tokens")
+    expect(page.locator("#train-command")).to_contain_text("--lr 0.0003")
+    page.locator("#train-command summary").click()
+    expect(page.locator("#train-command pre")).to_contain_text("lr: 0.0003  # peak learning rate")
+
+
+def test_a_push_is_a_form_of_the_speculators_row_that_queues_a_run(page: Page):
+    opened(page, "/models")
+    row = page.locator("#models tr", has_text="smollm2-maths").first
+    row.get_by_role("link", name="Push").click()
+    expect(page.locator("#push-speculator input")).to_have_value("smollm2-maths")
+    page.locator("#push").click()
+    expect(page.locator("#push-repository")).to_contain_text("This is needed.")
+    page.locator("#push-repository textarea, #push-repository input").fill("ada/maths")
+    page.keyboard.press("Tab")
+    expect(page.locator("#push-command")).to_contain_text("--repository ada/maths")
+    page.locator("#push").click()
+    expect(page.locator("#push-answer")).to_contain_text("Queued:")
+
+
+def test_launch_commands_follow_the_image_and_the_port(page: Page):
+    opened(page, "/models?form=launch&speculator=smollm2-maths")
+    lines = page.locator("#launch-lines")
+    expect(lines).to_contain_text("podman run")
+    page.locator("#launch-image textarea, #launch-image input").fill("example.org/vllm:1")
+    page.keyboard.press("Tab")
+    expect(lines).to_contain_text("example.org/vllm:1 serve")
+    expect(lines.get_by_role("button", name="Copy")).to_have_count(2)
+
+
+def test_a_training_that_failed_is_resumed_and_one_that_ended_is_trained_further(page: Page):
+    opened(page, "/runs?search=smollm2-maths&kind=train")
+    page.goto(page.locator("#runs tbody a").first.get_attribute("href") or "")
+    result = page.locator("#run-result")
+    expect(result).to_contain_text("Ended early at step 700")
+    expect(result).to_contain_text("Frozen: 1 tensor")
+    result.get_by_role("link", name="Train further").click()
+    expect(page.locator("#field-start-from input")).to_have_value("smollm2-maths")
+    command = page.locator("#train-command")
+    expect(command).to_contain_text("--start-from smollm2-maths --patience 3 --data shop-talk")
+    opened(page, "/runs?search=no-space")
+    page.goto(page.locator("#runs tbody a").first.get_attribute("href") or "")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("#run-header .chip")).to_have_text("queued")
 
 
 def _run_address(page: Page, kind: str, state: str = "") -> str:

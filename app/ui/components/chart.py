@@ -51,12 +51,12 @@ def chart_payload(run_id: str, rows: Sequence[MetricView], after: int) -> dict[s
 
 
 SMALL = (
-    ("coverage", "Coverage", "share of the verifier's first choices"),
+    ("coverage", "Coverage", "share"),
     ("grad_norm", "Gradient norm", "before clipping"),
     ("lr", "Learning rate", "rate"),
     ("tokens_per_second", "Speed", "tokens/s"),
     ("memory_mb", "Memory", "MB"),
-    ("skipped", "Skipped batches", "without a trained token"),
+    ("skipped", "Skipped batches", "batches"),
 )
 """Metrics with a small chart of their own: name, title, unit."""
 
@@ -91,9 +91,9 @@ def _acceptance(rows: Sequence[MetricView]) -> dict[str, Any]:
 
 def _length(rows: Sequence[MetricView]) -> dict[str, Any]:
     wanted = [
-        ("acceptance_length", "training, all chains", 0, False),
-        ("val_served_acceptance_length", "validation, as served", 1, True),
-        ("measured_acceptance_length", "held out, reference engine", 2, True),
+        ("acceptance_length", "training", 0, False),
+        ("val_served_acceptance_length", "validation", 1, True),
+        ("measured_acceptance_length", "measured", 2, True),
     ]
     return {
         "id": "length",
