@@ -309,10 +309,17 @@ def sound(tmp_path_factory):
     }
     theirs = families.verifier(place / "theirs", family)
     mtp = families.with_mtp(place / "mtp", family, "qwen3_next")
+    natives = {"native-dflash": (others["dflash"], theirs), "native-mtp": (mtp, mtp)}
+    for name, (checkpoint, verifier) in natives.items():
+        asked = ConvertParams(
+            checkpoint=str(checkpoint), verifier=str(verifier), validate_on_verifier=False
+        )
+        convert(asked, place / name)
     return [
         *(Sound.read(name, directory, eagle3) for name, directory in made.items()),
         *(Sound.read(name, directory, theirs) for name, directory in others.items()),
         Sound.read("mtp", mtp, mtp),
+        *(Sound.read(name, place / name, pair[1]) for name, pair in natives.items()),
     ]
 
 
