@@ -65,6 +65,9 @@ def test_a_speculator_is_written_that_can_be_loaded(
     assert draft.config.speculators_config.verifier.name_or_path == str(tiny_verifier)
     assert torch.equal(draft.t2d, load_prepared(data).kept)
     assert result.steps > 0 and result.best["acceptance_length"] >= 1
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "- Coverage: 100.00% of the answers' tokens" in card  # all letters are in 64 tokens
+    assert (tmp_path / "out" / "training_report.json").exists()
     assert not list(tmp_path.glob("*.checkpoints"))
     assert listener.fractions == sorted(listener.fractions) and listener.fractions[-1] == 1.0
 
