@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from app.services.views import DataSetView, View
 from speculators_core.data import samples
+from speculators_core.data.rows import read_rows
 from speculators_core.data.samples import PreparedFacts, Sample
-from speculators_core.errors import NotFound
-from speculators_core.untrusted import open_regular
-
-_FIRST_BYTES = 1 << 18
+from speculators_core.errors import DataError, NotFound
 
 
 class Look(View):
@@ -50,15 +49,8 @@ def look(one: DataSetView, number: int, *, validation_only: bool = False) -> Loo
 
 
 def first_rows(one: DataSetView, count: int = 5) -> list[dict[str, Any]]:
-    """The first rows of a file of JSON lines; none where it is of another kind."""
-    with open_regular(Path(one.path)) as file:
-        lines = file.read(_FIRST_BYTES).decode("utf-8", errors="replace").splitlines()
-    found = []
-    for line in lines[:count]:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            break
-        if isinstance(row, dict):
-            found.append(row)
+    """The first rows of a file of chats or prompts, up to one that can't be read."""
+    found: list[dict[str, Any]] = []
+    with suppress(DataError):
+        found.extend(row.values for row in islice(read_rows(Path(one.path)), count))
     return found

@@ -18,10 +18,10 @@ from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel, notice
 from app.ui.job_form import JobForm
 from app.ui.page import QUIET, attempt, frame, keep_current
+from speculators_core.data.rows import SUFFIXES
 from speculators_core.errors import InputError
 from speculators_core.params import JobKind, Params, PrepareParams
 
-FILES = [".jsonl", ".json", ".parquet"]
 FORMS = (
     JobForm(
         JobKind.PREPARE,
@@ -110,7 +110,9 @@ def introduction() -> Node:
 def _adding(blocks: gr.Blocks) -> None:
     with gr.Accordion("Add chats", open=False, elem_id="add-form"):
         with gr.Row():
-            file = gr.File(label="Upload a file of chats", file_types=FILES, elem_id="add-file")
+            file = gr.File(
+                label="Upload a file of chats", file_types=list(SUFFIXES), elem_id="add-file"
+            )
             with gr.Column():
                 path = gr.Textbox(
                     label="Or a path",

@@ -14,6 +14,7 @@ from app.services import capacity, data_sets, uploads
 from app.ui.choices import data_names
 from app.ui.forms import Form, Mirror
 from app.ui.page import QUIET
+from speculators_core.data.rows import SUFFIXES
 from speculators_core.errors import InputError
 from speculators_core.params import JobKind, PrepareParams, SelfWriteParams
 
@@ -57,8 +58,8 @@ class DataSection:
             elem_id="data-set",
         )
         self.uploaded = gr.File(
-            label="Chats as JSONL, `messages` in each line",
-            file_types=[".jsonl"],
+            label="A file of chats or text: JSONL, JSON, Parquet",
+            file_types=list(SUFFIXES),
             visible=False,
             elem_id="upload",
         )
@@ -104,7 +105,7 @@ class DataSection:
         if where != UPLOADED:
             return seen
         if not file:
-            raise InputError("no file was uploaded", hint="choose a JSONL file of chats")
+            raise InputError("no file was uploaded", hint="choose a file of chats")
         return replace(seen, chats=uploads.keep_chats(file).name)
 
     def seen(self, entered: Sequence[Any]) -> DataChoice:

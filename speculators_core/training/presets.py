@@ -135,4 +135,3 @@ FULL_RECIPE = Preset(
     },
 )
 PRESETS = (DEMO, QUICK_LOOK, FULL_RECIPE)
-

@@ -228,11 +228,11 @@ def test_an_uploaded_file_becomes_a_chain_of_runs_and_a_bad_one_a_sentence(
 ):
     good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
     good.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n")
-    bad.write_text('{"text": "no messages"}\n')
+    bad.write_text('{"nothing": "of a chat"}\n')
     opened(page, "/train")
     expect(page.locator("#field-verifier input")).to_have_value("smollm2-135m-instruct")
     page.get_by_label("Upload a file").check()
-    for file, words in ((bad, "there are no `messages`"), (good, "Queued:")):
+    for file, words in ((bad, "no known layout"), (good, "Queued:")):
         page.locator("#upload input[type=file]").set_input_files(file)
         expect(page.locator("#upload")).to_contain_text(file.name)
         page.locator("#train").click()
