@@ -89,5 +89,8 @@ def _choices(result: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _file(name: str, file: str) -> Path:
     path = Path(speculators.get(name).path, file)
     if path.is_symlink() or not path.is_file():
-        raise NotFound(f"{name} has no {file}", hint="what came from elsewhere may have none: a conversion writes it")
+        raise NotFound(
+            f"{name} has no {file}",
+            hint="what came from elsewhere may have none: a conversion writes it",
+        )
     return path
