@@ -184,7 +184,7 @@ def retry_run(run_id: str, user: User) -> RunView:
 
 @router.post("/runs/{run_id}/resume", tags=["runs"])
 def resume_run(run_id: str, user: User) -> RunView:
-    """The same training once more, from its last checkpoint."""
+    """The same run once more: a training or a regeneration goes on from what it left."""
     return resuming.resume(run_id, user)
 
 

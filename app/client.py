@@ -111,7 +111,7 @@ class Client:
         return RunView.model_validate(self._ask("POST", f"/api/runs/{run_id}/retry"))
 
     def resume(self, run_id: str) -> RunView:
-        """The same training once more, from its last checkpoint."""
+        """The same run once more: a training or a regeneration goes on from what it left."""
         return RunView.model_validate(self._ask("POST", f"/api/runs/{run_id}/resume"))
 
     def verifiers(self) -> list[VerifierView]:

@@ -251,11 +251,10 @@ def _cancel(
 
 
 def _resume(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a training that ended early.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run that ended early.")],
     as_json: Json = False,
 ) -> None:
-    """Queue a training again that failed, was cancelled or got lost: it goes on from its last
-    checkpoint."""
+    """Queue a training or a regeneration again that ended early: it goes on from what it left."""
     with lab() as queue:
         seen = queue.resume(run)
     emit(seen.model_dump(mode="json"), as_json, [f"{seen.id}  {seen.state.value}"])

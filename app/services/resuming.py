@@ -11,7 +11,7 @@ from app.store.transitions import move
 from speculators_core.errors import Conflict
 from speculators_core.params import JobKind
 
-KINDS = frozenset({JobKind.TRAIN})
+KINDS = frozenset({JobKind.TRAIN, JobKind.REGENERATE})
 """Kinds whose job goes on from files of its own run."""
 _EARLY = (RunState.FAILED, RunState.CANCELLED, RunState.LOST)
 
@@ -22,7 +22,7 @@ def can_resume(run: RunView) -> bool:
 
 
 def resume(run_id: str, who: str) -> RunView:
-    """Queue it again with its own parameters, checkpoints, metrics and log.
+    """Queue it again with its own parameters, files, metrics and log.
 
     Runs that needed it have failed meanwhile, and stay so. Raises `NotFound`, and `Conflict` where
     there is nothing to go on with.
@@ -31,7 +31,7 @@ def resume(run_id: str, who: str) -> RunView:
     if not can_resume(run):
         raise Conflict(
             f"run {run_id} can't be resumed: a {run.kind.value} run that is {run.state.value}",
-            hint="a training can that failed, was cancelled or got lost after it had begun",
+            hint="a training or a regeneration can that ended early after it had begun",
         )
     with writing() as session:
         moved = move(

@@ -52,8 +52,8 @@ def estimate_tree(
     facts = state.facts([*needs, total, *times])
     if not estimate.fits:
         text = f"It needs {in_words(estimate.size)}, and {in_words(estimate.free)} are free."
-        hint = "Use fewer tokens, free some space, or compute hidden states online."
-        told: Node | None = notice("error", text, el("span", hint, cls="hint"))
+        remedy = f"{estimate.remedy[:1].upper()}{estimate.remedy[1:]}."
+        told: Node | None = notice("error", text, el("span", remedy, cls="hint"))
     else:
         told = None
     about = "The number of tokens is a guess until the data is prepared." if guessed else None

@@ -178,5 +178,6 @@ _OF_KIND: dict[JobKind, Callable[[RunView, Mapping[str, Any]], Node]] = {
     JobKind.PULL: _pull,
     JobKind.EXPORT: _export,
     JobKind.SELF_WRITE: _data,
+    JobKind.REGENERATE: _data,
     JobKind.PREPARE: _data,
 }

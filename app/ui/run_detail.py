@@ -1,26 +1,21 @@
-"""One run: state, progress, live charts, log, result, its own parameters, cancel and retry."""
+"""One run: its trees, live charts and log kept current; cancel, retry, resume."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import gradio as gr
 
 from app.services import resuming, runs
-from app.services.views import LogChunk, RunView
-from app.ui import conversion, results, training_result
-from app.ui.commands import submit_line, yaml_tree
-from app.ui.components import state
+from app.services.views import LogChunk
+from app.ui import conversion, results, run_view
 from app.ui.components.chart import Chart, chart_payload
 from app.ui.components.elements import Node, el
 from app.ui.components.log_view import LogView, log_payload
 from app.ui.components.panel import Panel, action, notice
-from app.ui.page import POLL_SECONDS, QUIET, attempt, problem, problem_of, run_link, user_of
-from speculators_core.params import JobKind, parse_params
+from app.ui.page import POLL_SECONDS, QUIET, attempt, problem_of, run_link, user_of
 
 FAR_BEHIND = 256 * 1024
-STOPPABLE = ("queued", "running", "cancelling")
 
 
 def build(blocks: gr.Blocks) -> None:
@@ -76,7 +71,7 @@ def _refresh(at: dict[str, Any]) -> list[Any]:
     run = runs.get(at["run"])
     rows = runs.metrics(run.id, after=at["after"])
     chunk = _unread(run.id, at["end"])
-    trees = header_tree(run), results.tree(run), rest_tree(run)
+    trees = run_view.header_tree(run), results.tree(run), run_view.rest_tree(run)
     hashes = tuple(hash(str(tree)) for tree in trees)
     now = {
         "run": run.id,
@@ -115,150 +110,3 @@ def _act(what: str, run_id: str, user: str) -> Node:
     elif what == "resume":
         resuming.resume(run_id, user)
     return el("div")
-
-
-def header_tree(run: RunView) -> Node:
-    """Name, state, what can be done, why it failed, how far it is."""
-    title = el("div", el("h1", run.name), state.chip(run.state), cls="row")
-    return el(
-        "div",
-        el("div", el("a", "← All runs", href="/runs"), cls="small"),
-        el("div", title, el("div", _buttons(run), cls="row"), cls="row between"),
-        problem(run.error) if run.error and run.state != "succeeded" else None,
-        _progress(run),
-        state.facts(_facts(run)),
-        cls="stack",
-    )
-
-
-def _buttons(run: RunView) -> list[Node]:
-    found = []
-    if run.kind == "deploy" and run.state == "running":
-        where = f"/playground?deployment={run.id}"
-        found.append(el("a", "Open in playground", cls="button", href=where))
-    if run.state in STOPPABLE:
-        asked = run.state == "cancelling"
-        word = "Stopping…" if asked else "Stop" if run.kind == "deploy" else "Cancel"
-        found.append(_button(word, "stop", None if asked else "cancel", run.id))
-    if resume := training_result.resume_button(run):
-        found.append(resume)
-    if run.ended:
-        found.append(_button("Retry", "", "retry", run.id))
-    return found
-
-
-def _button(label: str, tone: str, what: str | None, run_id: str) -> Node:
-    return el(
-        "button",
-        label,
-        cls=f"button {tone}".strip(),
-        type="button",
-        data_action=what,
-        data_value=run_id,
-        aria_disabled=None if what else "true",
-    )
-
-
-def _progress(run: RunView) -> Node | None:
-    if run.state in ("running", "cancelling"):
-        return state.progress(run.progress, run.progress_text, run.eta_s)
-    if run.state == "queued":
-        first = el("span", "It starts when a slot is free")
-        needs = [el("a", one, href=f"/runs?run={one}") for one in run.needs]
-        return el(
-            "p", first, *([" and these have succeeded: ", *_listed(needs)] if needs else []), "."
-        )
-    return None
-
-
-def _listed(nodes: list[Node]) -> list[Node]:
-    return [part for node in nodes for part in (", ", node)][1:]
-
-
-def _facts(run: RunView) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = [
-        ("Kind", run.kind.value.replace("_", "-")),
-        ("Owner", run.owner),
-        ("Submitted", state.ago(run.created_at)),
-        ("Started", state.ago(run.started_at)),
-        ("Duration", state.took(run.started_at, run.finished_at)),
-    ]
-    if not run.ended and run.heartbeat_at:
-        found.append(("Last heartbeat", state.ago(run.heartbeat_at)))
-    if run.host:
-        found.append(("Host", run.host))
-    if run.attempt > 1:
-        found.append(("Attempt", str(run.attempt)))
-    return found
-
-
-def rest_tree(run: RunView) -> Node:
-    """Result, the run's own parameters, the command line."""
-    return el(
-        "div",
-        None if results.has_view(run.kind) else _result(run.result),
-        el(
-            "section",
-            el("h2", "Parameters"),
-            _values(run.params),
-            state.command(submit_line(run.kind, run.params)),
-            _yaml(run),
-            cls="card",
-        ),
-        cls="stack",
-    )
-
-
-def _yaml(run: RunView) -> Node | None:
-    """Of runs whose parameters people keep as files."""
-    if run.kind is not JobKind.TRAIN:
-        return None
-    return attempt(lambda: yaml_tree(parse_params(run.kind, run.params)))
-
-
-def _result(result: dict[str, Any] | None) -> Node | None:
-    if not result:
-        return None
-    simple = {k: v for k, v in result.items() if not isinstance(v, (dict, list))}
-    nested = {k: v for k, v in result.items() if k not in simple}
-    return el(
-        "section",
-        el("h2", "Result"),
-        _values(simple),
-        (_folded(name, value) for name, value in nested.items() if value),
-        cls="card",
-    )
-
-
-def _folded(name: str, value: Any) -> Node:
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
-    return el("details", el("summary", _label(name)), el("pre", text, cls="raw"))
-
-
-def _values(values: dict[str, Any]) -> Node:
-    pairs = ((_label(name), el("code", _shown(value))) for name, value in values.items())
-    return el("div", state.facts(pairs), cls="params")
-
-
-def _label(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _shown(value: Any) -> Node:
-    if isinstance(value, str) and value.startswith("run:"):
-        return el("a", value, href=f"/runs?run={value.removeprefix('run:').split('/')[0]}")
-    if isinstance(value, list) and len(value) == 1:
-        return _shown(value[0])
-    return _plain(value)
-
-
-def _plain(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return ", ".join(str(part) for part in value) or "–"
-    return str(value)

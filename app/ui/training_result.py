@@ -7,7 +7,6 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from app.services import data_sets, speculators
-from app.services.resuming import can_resume
 from app.services.views import RunView, SpeculatorView
 from app.ui.components import state
 from app.ui.components.elements import Node, el
@@ -28,21 +27,6 @@ def tree(run: RunView) -> Node:
         attempt(lambda: _made(run, run.result or {})) if run.result else None,
         _expectation(run),
         cls="stack",
-    )
-
-
-def resume_button(run: RunView) -> Node | None:
-    """For a training that ended early."""
-    if not can_resume(run):
-        return None
-    return el(
-        "button",
-        "Resume",
-        cls="button primary",
-        type="button",
-        data_action="resume",
-        data_value=run.id,
-        title="The same run goes on from its last checkpoint",
     )
 
 

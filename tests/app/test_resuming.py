@@ -6,7 +6,7 @@ import pytest
 
 from app.services import claims, resuming, runs
 from app.store.models import RunState
-from app.ui import run_detail
+from app.ui import run_view
 from app.ui.components.elements import text_of
 from speculators_core.errors import Conflict, NotFound
 from tests.app.web import script
@@ -51,8 +51,8 @@ def test_what_cannot_go_on_says_so(sqlite_store):
 
 def test_resume_is_offered_where_it_can_be_and_over_rest(sqlite_store):
     run_id = ended("failed")
-    assert "Resume" in text_of(run_detail.header_tree(runs.get(run_id)))
+    assert "Resume" in text_of(run_view.header_tree(runs.get(run_id)))
     answer = script().post(f"/api/runs/{run_id}/resume")
     assert (answer.status_code, answer.json()["state"]) == (200, "queued")
-    assert "Resume" not in text_of(run_detail.header_tree(runs.get(run_id)))
+    assert "Resume" not in text_of(run_view.header_tree(runs.get(run_id)))
     assert script().post(f"/api/runs/{run_id}/resume").status_code == 409

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from app.services.playground import PlaygroundUpdate
 from app.services.views import DemoStage, DemoView, LogChunk, MetricView, Page, RunView
-from app.ui import home, playground, run_detail, runs
+from app.ui import answering, home, run_view, runs
 from app.ui.components.chart import chart_payload
 from app.ui.components.elements import Node, text_of
 from app.ui.components.log_view import log_payload
@@ -66,16 +66,16 @@ def test_a_token_update_keeps_run_and_sequence():
 
 def test_equal_texts_are_called_identical_and_the_speed_is_compared():
     told = text_of(
-        playground.comparison(update(), update(numbers={"tokens_per_second": 10.0}), greedy=True)
+        answering.comparison(update(), update(numbers={"tokens_per_second": 10.0}), greedy=True)
     )
     assert "identical" in told
     assert "2.00 times as fast" in told
 
 
 def test_greedy_texts_that_differ_name_the_first_difference():
-    told = text_of(playground.comparison(update(text="four"), update(text="fork"), greedy=True))
+    told = text_of(answering.comparison(update(text="four"), update(text="fork"), greedy=True))
     assert "differ from character 3" in told
-    assert "samples" in text_of(playground.comparison(update(), update(text="x"), greedy=False))
+    assert "samples" in text_of(answering.comparison(update(), update(text="x"), greedy=False))
 
 
 def test_a_chart_gets_only_points_that_exist_and_the_last_rows_number():
@@ -101,19 +101,19 @@ def test_a_log_payload_links_the_whole_log():
 
 
 def test_a_running_run_can_be_cancelled_and_an_ended_one_retried():
-    assert _actions(run_detail.header_tree(a_run())) == ["cancel"]
-    assert _actions(run_detail.header_tree(a_run(state="cancelling"))) == []
-    assert _actions(run_detail.header_tree(a_run(state="failed"))) == ["retry"]
+    assert _actions(run_view.header_tree(a_run())) == ["cancel"]
+    assert _actions(run_view.header_tree(a_run(state="cancelling"))) == []
+    assert _actions(run_view.header_tree(a_run(state="failed"))) == ["retry"]
 
 
 def test_an_error_is_shown_with_its_place_and_its_hint():
     error = {"message": "no such tensor", "where": "fc.weight", "hint": "look again"}
-    told = text_of(run_detail.header_tree(a_run(state="failed", error=error)))
+    told = text_of(run_view.header_tree(a_run(state="failed", error=error)))
     assert "no such tensor In fc.weight. Look again." in told
 
 
 def test_a_run_shows_its_own_parameters_and_links_what_they_refer_to():
-    tree = run_detail.rest_tree(a_run())
+    tree = run_view.rest_tree(a_run())
     assert "speclab submit train --data run:d0" in text_of(tree)
     assert "/runs?run=d0" in _hrefs(tree)
 
