@@ -159,10 +159,11 @@ def test_the_reference_engine_keeps_the_windows(verifiers, family: str) -> None:
     plain = SpeculativeDecoder(verifier, NgramDrafter(), 3)
     sampling = SamplingParams(max_tokens=24)
     said = [t for step in plain.generate(prompt, sampling, ()) for t in step.emitted]
-    for n, token in enumerate(said):
-        logits = verifier.model(torch.tensor([[*prompt, *said[:n]]]), use_cache=False).logits[0, -1]
-        best = logits.topk(2)
-        assert token == int(best.indices[0]) or float(best.values[0] - best.values[1]) < 1e-3
+    logits = verifier.model(torch.tensor([[*prompt, *said]]), use_cache=False).logits[0]
+    best = logits[len(prompt) - 1 : -1].topk(2)
+    near = best.values[:, 0] - best.values[:, 1] < 1e-3
+    assert bool(((best.indices[:, 0] == torch.tensor(said)) | near).all())
+    assert len(said) > 2 * WINDOW
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "granite", "qwen3_moe"])
