@@ -66,7 +66,17 @@ def convert(
                     partial, source, layout, facts, plan, params, progress
                 )
             hashes = digests.wait()
-        report = Report(output.name, source, plan, facts, validation, inspection, hashes, coverage)
+        report = Report(
+            name=output.name,
+            source=source,
+            plan=plan,
+            verifier=facts,
+            validation=validation,
+            inspection=inspection,
+            hashes=hashes,
+            coverage=coverage,
+            verifier_name=params.verifier_name,
+        )
         report.write(partial)
     return ConvertResult(
         output=str(output),

@@ -10,11 +10,11 @@ from speculators_core.errors import InputError
 from speculators_core.model_config import positive
 from speculators_core.params import ConvertParams, InspectParams
 
-_ANY = frozenset({"checkpoint", "verifier", "dtype", "speculative_tokens"})
+_ANY = frozenset({"checkpoint", "verifier", "verifier_name", "dtype", "speculative_tokens"})
 _TAKEN = {
     "eagle3": frozenset(InspectParams.model_fields),
-    "dflash": _ANY | {"aux_layers", "aux_convention", "rope_theta", "verifier_name"},
-    "mtp": _ANY | {"verifier_name"},
+    "dflash": _ANY | {"aux_layers", "aux_convention", "rope_theta"},
+    "mtp": _ANY,
     "eagle": _ANY | {"rope_theta"},
 }
 _SILENT_K = 3  # tokens drafted a step, where neither a person nor the file says how many

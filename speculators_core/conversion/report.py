@@ -66,7 +66,8 @@ class ConvertResult(BaseModel):
 @dataclass(frozen=True)
 class Report:
     """All that is told of one conversion. `name` is what the result is called, `hashes` the
-    SHA-256 of source files by their names, as far as they were computed.
+    SHA-256 of source files by their names, as far as they were computed, `verifier_name` what a
+    person calls the verifier.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Report:
     inspection: Inspection
     hashes: Mapping[str, str]
     coverage: Coverage | None = None
+    verifier_name: str | None = None
 
     def write(self, directory: Path) -> None:
         """Write conversion_report.json and README.md into `directory`."""
@@ -111,7 +113,7 @@ class Report:
         return {k: _without_paths(v) for k, v in self.source.config.items()}
 
     def _verifier(self) -> str:
-        return _portable(self.plan.config, self.verifier)
+        return self.verifier_name or _portable(self.plan.config, self.verifier)
 
     def _served(self) -> Served:
         config = self.plan.config

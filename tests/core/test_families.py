@@ -343,7 +343,8 @@ def test_an_eagle_head_becomes_the_layout_that_vllm_serves(tmp_path, seed) -> No
     prefix = "model." if seed % 2 else ""
     head = families.eagle(tmp_path / "head", family, prefix=prefix, biased=biased)
     plain = families.eagle(tmp_path / "plain", replace(family, form="safetensors"), biased=biased)
-    result = converted(head, verifier, tmp_path / "out", speculative_tokens=5)
+    named = {"verifier_name": "org/model"}
+    result = converted(head, verifier, tmp_path / "out", speculative_tokens=5, **named)
     assert result.deployable and result.validation.ok is None
     ours, theirs = load_file(tmp_path / "out" / FILE), load_file(plain / FILE)
     assert ours.keys() == theirs.keys()
@@ -356,6 +357,7 @@ def test_an_eagle_head_becomes_the_layout_that_vllm_serves(tmp_path, seed) -> No
     assert (config["qkv_bias"], config["attention_bias"]) == (biased, False)
     assert "bias" not in config  # of fc; vLLM would take it for one of attention
     assert config["num_lookahead_tokens"] == 5
+    assert "vllm serve org/model" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
