@@ -162,7 +162,7 @@ def _made(how: Learning, chats: Path, count: int, place: Path) -> Row:
     measured = evaluate(asked, Said(f"{count} measure"))
     return Row(
         samples=int((~data.validation).sum()),
-        trained_tokens=int(data.mask.sum()),
+        trained_tokens=int(data.mask[~data.validation.repeat_interleave(data.lengths)].sum()),
         steps=made["steps"],
         minutes=made["seconds"] / 60,
         coverage=prepared.coverage,
