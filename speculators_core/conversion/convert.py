@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from speculators_core.conversion.coverage import Coverage, coverage_on, known_coverage
+from speculators_core.conversion.coverage import check_data, coverage_on, known_coverage
 from speculators_core.conversion.digest import Digests, known_digest
 from speculators_core.conversion.inspect import plan_of
 from speculators_core.conversion.report import ConvertResult, Report, Validation, deployable
-from speculators_core.conversion.source import Source, open_source
+from speculators_core.conversion.source import open_source
 from speculators_core.conversion.target import REPORT
 from speculators_core.conversion.write import write_tensors
 from speculators_core.models.hub import bring_checkpoint, here
-from speculators_core.models.verifier_config import VerifierFacts, read_verifier
+from speculators_core.models.verifier_config import read_verifier
 from speculators_core.output import complete_or_absent
 from speculators_core.params import ConvertParams
 from speculators_core.progress import Portion, Progress, Quiet
@@ -50,6 +50,8 @@ def convert(
             check_links(Path(params.verifier), roots)
         facts = read_verifier(params.verifier)
         layout, plan = plan_of(source, facts, params)
+        if params.data is not None:
+            check_data(params.data, facts.vocab_size)
         progress.note(f"layout {layout.name}, {len(source.tensors)} tensors")
         for warning in plan.inspection.warnings:
             progress.note(f"Warning: {warning}")
@@ -58,7 +60,7 @@ def convert(
         inspection = plan.inspection
         with Digests(_hashed(plan.files(source), params)) as digests:
             write_tensors(source, plan, partial, progress, params.max_shard_size)
-            coverage = _coverage(params.data, partial, source, facts)
+            measured = coverage_on(partial, params.data) if params.data else None
             if params.validate_on_verifier:
                 from speculators_core.conversion.trial import try_out  # needs torch
 
@@ -74,7 +76,7 @@ def convert(
             validation=validation,
             inspection=inspection,
             hashes=hashes,
-            coverage=coverage,
+            coverage=measured or known_coverage(source.directory),
             verifier_name=params.verifier_name,
         )
         report.write(partial)
@@ -86,15 +88,6 @@ def convert(
         doubts=inspection.doubts,
         warnings=inspection.warnings,
     )
-
-
-def _coverage(
-    data: str | None, written: Path, source: Source, facts: VerifierFacts
-) -> Coverage | None:
-    """Measured where there is data to measure it on, else what the source's own reports say."""
-    if data is not None:
-        return coverage_on(written, facts.vocab_size, data)
-    return known_coverage(source.directory)
 
 
 def _hashed(files: Sequence[Path], params: ConvertParams) -> list[Path]:

@@ -43,10 +43,9 @@ def known_coverage(directory: Path) -> Coverage | None:
     return None
 
 
-def coverage_on(draft: Path, vocab_size: int, data: str | Path) -> Coverage:
-    """Measured on the answers in a prepared data set. `draft` is in speculators format.
-
-    Raises `DataError` where there is no such set, `PairingError` where it is of another vocabulary.
+def check_data(data: str | Path, vocab_size: int) -> None:
+    """Raise `DataError` where there is no prepared data set, `PairingError` where it is of another
+    vocabulary.
     """
     facts = read_facts(data)
     if facts.vocab_size != vocab_size:
@@ -56,8 +55,14 @@ def coverage_on(draft: Path, vocab_size: int, data: str | Path) -> Coverage:
             where=str(data),
             hint="prepare it with the verifier that the draft works for",
         )
+
+
+def coverage_on(draft: Path, data: str | Path) -> Coverage:
+    """Measured on the answers in a prepared data set that `check_data` has passed. `draft` is in
+    speculators format.
+    """
     counts, source = trained_counts(data), open_source(draft)
-    kept = np.ones(vocab_size, np.bool_)
+    kept = np.ones(len(counts), np.bool_)
     if "t2d" in source.tensors:
         kept = source.values("t2d", _MAP) != 0
     share = float(counts[kept].sum() / max(counts.sum(), 1))
