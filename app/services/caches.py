@@ -22,6 +22,7 @@ from app.settings import settings
 from app.store.engine import reading
 from app.store.models import ENDED, DataSet, Run, now
 from speculators_core.data import occupancy
+from speculators_core.data.capacity import Speed
 from speculators_core.errors import Conflict, InputError, NotFound, SpeclabError
 from speculators_core.params import JobKind
 
@@ -72,6 +73,20 @@ def remove(name: str, places: Sequence[str | Path] = ()) -> CacheView:
         who = ", ".join(cache.users) or "a process of this machine"
         raise Conflict(f"{name} is in use by {who}", where=cache.path, hint="wait until it ends")
     return cache
+
+
+def states_speed(verifier: str | Path) -> Speed | None:
+    """How fast states of this model (a directory) were computed when last they were here."""
+    known = (
+        (occupancy.last_used(directory), facts["tokens_per_second"])
+        for directory in _states_directories(())
+        if (facts := occupancy.facts_of(directory)).get("model") == Path(verifier).name
+        and "tokens_per_second" in facts
+    )
+    newest = max(known, default=None)
+    if newest is None:
+        return None
+    return Speed(tokens_per_second=float(newest[1]), source="as measured on this machine before")
 
 
 def _removed(cache: CacheView) -> bool:

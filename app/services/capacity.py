@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import median
 
-from app.services import data_sets, references, runs, slots
+from app.services import caches, data_sets, references, runs, slots
 from app.services.views import DataSetView, RunView
 from app.settings import settings
 from app.store.models import RunState, SlotKind
@@ -43,6 +43,7 @@ def of_training(params: TrainParams, tokens: int, draft_vocab_size: int | None) 
         draft_vocab_size or facts.vocab_size,
         _place(),
         computed_in="bfloat16" if _has_gpu() else "float32",
+        states_speed=caches.states_speed(verifier),
         training_speed=_training_speed(params.verifier),
     )
 

@@ -34,7 +34,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from speculators_core.data import capacity
-from speculators_core.data.occupancy import occupy
+from speculators_core.data.occupancy import occupy, tell
 from speculators_core.data.prepare import Prepared
 from speculators_core.data.states import StateProducer, States
 from speculators_core.errors import DataError, PairingError, Stopped, Unavailable
@@ -126,6 +126,8 @@ def cache_states(
         quarantined |= _quarantined([file])
         clock.tell(file, progress)
     _judge(len(quarantined), count, directory)
+    if missing:
+        tell(directory, {**header, **_told(producer), "tokens_per_second": f"{clock.speed:.1f}"})
     if quarantined:
         progress.note(f"{len(quarantined)} of {count} documents are quarantined and not used")
     return StateCache(prepared, header, files, lock, quarantined)
@@ -243,13 +245,17 @@ class _Clock:
         self.done = 0
         self.began = time.monotonic()
 
+    @property
+    def speed(self) -> float:
+        """Tokens a second so far, a server's start included."""
+        return self.done / max(time.monotonic() - self.began, 1e-9)
+
     def tell(self, file: _File, progress: Progress) -> None:
         self.done += file.tokens
-        speed = self.done / max(time.monotonic() - self.began, 1e-9)
         progress.update(
             self.done / self.total,
-            f"hidden states: {self.done} of {self.total} tokens, {speed:.0f} tokens/s",
-            (self.total - self.done) / speed,
+            f"hidden states: {self.done} of {self.total} tokens, {self.speed:.0f} tokens/s",
+            (self.total - self.done) / self.speed,
         )
 
 

@@ -36,6 +36,13 @@ def occupy(directory: Path, facts: Mapping[str, str]) -> IO[bytes]:
         lock.close()  # of a directory that was being removed
 
 
+def tell(directory: Path, facts: Mapping[str, str]) -> None:
+    """Replace what is told of a directory, by whoever holds it."""
+    with (directory / MARK).open("r+b") as mark:
+        mark.truncate()
+        mark.write(json.dumps(dict(facts)).encode())
+
+
 def occupied(directory: Path) -> bool:
     """Whether a living process of this machine holds it."""
     if not (directory / MARK).exists():

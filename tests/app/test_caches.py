@@ -120,6 +120,18 @@ def test_caches_of_an_older_version_can_go(data: Path) -> None:
     assert len(caches.clean(30)) == 1 and not old.exists()
 
 
+def test_the_speed_at_which_states_were_computed_is_known_afterwards(data: Path) -> None:
+    assert caches.states_speed("/models/tiny") is None
+    for name, days, speed in (("a", 3, "250.0"), ("b", 1, "300.0")):
+        made = make(data.with_name(f"prepared.states-{name}"))
+        occupancy.tell(made, {**FACTS, "tokens_per_second": speed})
+        then = datetime.now(UTC).timestamp() - days * DAY
+        os.utime(made / occupancy.MARK, (then, then))
+    found = caches.states_speed("/models/tiny")
+    assert found is not None and found.tokens_per_second == 300.0
+    assert caches.states_speed("/models/other") is None
+
+
 def test_the_command_lists_and_cleans(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def speclab(*arguments: str) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:

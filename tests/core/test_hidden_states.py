@@ -323,6 +323,7 @@ def test_a_cache_that_is_read_is_not_removed_and_its_last_use_is_known(
     second = cache()
     assert occupancy.last_used(place) > 0
     assert occupancy.facts_of(place)["layers"] == "[2, 4, 5]"
+    assert float(occupancy.facts_of(place)["tokens_per_second"]) > 0
     kept.lock.close()
     assert occupancy.occupied(place) and not occupancy.remove(place)
     assert len(files_of(tmp_path)) == FILES
