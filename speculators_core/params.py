@@ -611,6 +611,9 @@ PARAMS_OF: dict[JobKind, type[Params]] = {
 }
 
 
+_OURS = "Value error, "  # how pydantic begins what a validator of ours says
+
+
 def parse_params(kind: JobKind, values: Mapping[str, Any]) -> Params:
     """The parameter object of a job kind; an `InputError` that names the first bad field."""
     return parse_model(PARAMS_OF[kind], values, f"{kind.value} parameters")
@@ -626,7 +629,7 @@ def parse_model(model: type[SomeParams], values: Mapping[str, Any], where: str) 
         known = ", ".join(model.model_fields)
         unknown = first["type"] == "extra_forbidden"
         raise InputError(
-            f"{field}: {'no such parameter' if unknown else first['msg']}, "
+            f"{field}: {'no such parameter' if unknown else first['msg'].removeprefix(_OURS)}, "
             f"found {first.get('input')!r}",
             where=f"{where}, field {field}",
             hint=f"known parameters: {known}" if unknown else "correct this field",
