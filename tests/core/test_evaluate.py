@@ -109,7 +109,8 @@ def test_prompts_and_chats_are_read_with_their_categories(tmp_path):
     [
         ("", "no prompt"),
         ("{", "not JSON"),
-        ('{"question": "x"}', "neither messages nor a prompt"),
+        ('{"title": "x"}', "no known layout"),
+        ('{"text": "x"}', "nothing is asked"),
         ('{"prompt": "  "}', "nothing is asked"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "nothing is asked"),
         ('{"prompt": "x", "category": 3}', "category should be a name"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.services import claims, data_sets, evaluations, runs, speculators, verifiers
-from speculators_core.errors import InputError, Stopped
+from speculators_core.errors import InputError, NotFound, Stopped
 from speculators_core.params import JobKind
 from tests import tiny
 from tests.core.stand_in_endpoint import stand_in_endpoint
@@ -92,7 +92,7 @@ def test_a_source_that_is_nothing_is_refused_in_words(home):
     leases.register()
     for source in ("/no/such/model", "wheel:other", "plainword"):
         run = _begin("verifier", {"source": source, "name": "x"})
-        with pytest.raises(InputError):
+        with pytest.raises((InputError, NotFound)):
             _attempt(run)
         claims.finish(run.id, "failed")
 
