@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -103,6 +104,23 @@ def test_one_step_back_and_forward_again_keeps_the_rows(old_store: Path):
     migrations.downgrade(settings().store_url, "-1")
     migrations.upgrade(settings().store_url)
     assert runs.list_runs().total == 1
+
+
+def test_what_a_conversion_took_by_default_does_not_become_a_persons_word(old_store: Path):
+    migrations.upgrade(settings().store_url)
+    migrations.downgrade(settings().store_url, "0006")
+    pair = {"checkpoint": "c", "verifier": "v"}
+    silent = {**pair, "aux_layers": None, "aux_convention": "after", "speculative_tokens": 3}
+    with sqlite3.connect(old_store) as old:
+        old.execute("UPDATE runs SET kind = 'convert', params = ?", [json.dumps(silent)])
+    migrations.upgrade(settings().store_url)
+    assert runs.get("0old0run00").params == {**pair, "aux_layers": None}
+    migrations.downgrade(settings().store_url, "0006")
+    chosen = {**pair, "aux_layers": [1], "aux_convention": "output", "speculative_tokens": 5}
+    with sqlite3.connect(old_store) as old:
+        old.execute("UPDATE runs SET params = ?", [json.dumps(chosen)])
+    migrations.upgrade(settings().store_url)
+    assert runs.get("0old0run00").params == chosen
 
 
 def test_a_store_that_was_never_migrated_says_what_to_do(home: Path):
