@@ -133,7 +133,11 @@ def _answers_at(place: Path, params: RegenerateParams) -> Iterator[tuple[BinaryI
             )
         if not known:
             settings.write_text(json.dumps(_settings(params)) + "\n", encoding="utf-8")
-        yield file, known
+        try:
+            yield file, known
+        finally:
+            if not file.seek(0, 2):  # nothing was answered: nothing is left behind
+                shutil.rmtree(place, ignore_errors=True)
 
 
 def _known(file: BinaryIO) -> dict[str, int]:

@@ -134,6 +134,7 @@ def test_the_key_comes_from_the_environment_and_one_that_is_refused_ends_the_wor
     with pytest.raises(Forbidden, match="refuses the key") as caught:
         regenerate(params(questions(tmp_path), server), tmp_path / "other")
     assert "sesame" not in str(caught.value)
+    assert not list(tmp_path.glob("other*")), "nothing was answered, nothing is left"
 
 
 def test_a_few_failures_are_counted_and_many_stop_the_work_with_their_reason(
