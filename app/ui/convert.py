@@ -76,8 +76,8 @@ def build(blocks: gr.Blocks) -> None:
     look.click(inspect, form.inputs, [seen, answer], **QUIET)
     answer.click(choose, [seen, *form.inputs], [seen, answer, *settings], **QUIET)
     go.click(convert, form.inputs, queued, validator=form.validator(), **SUBMIT)
-    form.show_command(command, JobKind.CONVERT, blocks)
     form.open_with(blocks, {"verifier": verifier_names})
+    form.show_command(command, JobKind.CONVERT, blocks)
     keep_current(blocks, "Convert", navigation, lambda request: [_recent()], [recent])
 
 

@@ -49,8 +49,8 @@ def build(blocks: gr.Blocks) -> None:
 
     go.click(serve, form.inputs, answer, validator=form.validator(), **SUBMIT)
     served.click(act, None, answer, **QUIET)
-    form.show_command(command, JobKind.DEPLOY, blocks)
     form.open_with(blocks, {"speculator": _drafters, "verifier": verifier_names})
+    form.show_command(command, JobKind.DEPLOY, blocks)
 
     def read(request: gr.Request) -> list[Node]:
         return [list_tree(deployments.list_deployments(limit=30), str(request.base_url))]

@@ -50,6 +50,8 @@ class Form:
         self.preset = dict(preset or {})
         self.nothing = nothing
         self.fields: dict[str, gr.components.FormComponent] = {}
+        self.filled: list[Any] = []
+        """The events that fill it when the page opens."""
 
     def draw(
         self,
@@ -130,7 +132,7 @@ class Form:
             chosen = self.values(json.loads(entered))
             return state.command(submit_line(kind, {**self.preset, **chosen}))
 
-        Mirror(blocks, self.inputs).change(line, panel)
+        Mirror(blocks, self.inputs, self.filled).change(line, panel)
 
     def open_with(
         self,
@@ -145,7 +147,7 @@ class Form:
             updates = [self._opening(name, request, choices, name in empty) for name in self.fields]
             return updates if len(updates) > 1 else updates[0]  # Gradio takes a list for a value
 
-        blocks.load(opened, None, self.inputs, **QUIET)
+        self.filled.append(blocks.load(opened, None, self.inputs, **QUIET))
 
     def _opening(
         self,
@@ -169,14 +171,17 @@ class Form:
 class Mirror:
     """Fields as one hidden text, JSON, from the page's opening on and after every change.
 
-    For what follows the fields: an event that takes the fields themselves wipes what stands beside
-    them when it comes back, also a sentence that is newer than it.
+    `filled`: events that fill the fields when the page opens, which fields of a folded part don't
+    tell as a change. It is for what follows the fields: an event that takes the fields themselves
+    wipes what stands beside them when it comes back, also a sentence that is newer than it.
     """
 
-    def __init__(self, blocks: gr.Blocks, inputs: Sequence[Any]) -> None:
+    def __init__(self, blocks: gr.Blocks, inputs: Sequence[Any], filled: Sequence[Any]) -> None:
         self._text = gr.Textbox(show_label=False, container=False, elem_classes="sl-hidden")
         events = [blocks.load, *(field.change for field in inputs)]
         gr.on(events, None, list(inputs), self._text, js=ALL_AS_JSON, queue=False)
+        for event in filled:
+            event.then(None, list(inputs), self._text, js=ALL_AS_JSON, queue=False)
 
     def change(self, work: Callable[[str], Any], outputs: Any) -> None:
         """Show what `work` makes of them; only of the latest, however fast they change."""

@@ -136,8 +136,7 @@ def measured(choice: Mapping[str, Any]) -> Node | None:
 
 
 def warnings_tree(warnings: Iterable[str]) -> list[Node]:
-    told = map(str, warnings)
-    return [notice("warning", f"{text[:1].upper()}{text[1:]}.") for text in told]
+    return [notice("warning", str(warning)) for warning in warnings]
 
 
 def tables_tree(found: Mapping[str, Any]) -> Node:

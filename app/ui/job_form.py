@@ -58,10 +58,10 @@ class JobForm:
             return submit(form, self.kind, entered, user_of(request), self.require)
 
         go.click(queue, form.inputs, answer, validator=form.validator(), **SUBMIT)
-        Mirror(blocks, form.inputs).change(
+        form.open_with(blocks, self.choices, self.empty)
+        Mirror(blocks, form.inputs, form.filled).change(
             lambda text: self._beside(form, json.loads(text)), [beside, command]
         )
-        form.open_with(blocks, self.choices, self.empty)
         blocks.load(self._opened, None, folded, **QUIET)
         return form
 

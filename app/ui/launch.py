@@ -41,8 +41,9 @@ def draw(blocks: gr.Blocks) -> None:
         wanted = request.query_params.get("form") == KEY
         return gr.Accordion(open=True) if wanted else gr.skip()
 
-    Mirror(blocks, form.inputs).change(lambda text: lines_of(form, json.loads(text)), lines)
     form.open_with(blocks, {"speculator": all_speculator_names})
+    mirror = Mirror(blocks, form.inputs, form.filled)
+    mirror.change(lambda text: lines_of(form, json.loads(text)), lines)
     blocks.load(opened, None, folded, **QUIET)
 
 

@@ -75,12 +75,13 @@ def build(blocks: gr.Blocks) -> None:
 
     go.click(submit, [*data.inputs, *form.inputs], answer, validator=check, **SUBMIT)
     preset.input(choose, preset, [expected, *data.preset_inputs, *form.inputs[kept:]], **QUIET)
-    Mirror(blocks, [*data.inputs, *form.inputs]).change(follow, [needed, command])
     form.open_with(
         blocks,
         {"verifier": verifier_names, "start_from": speculator_names},
         empty=("start_from",),
     )
+    mirror = Mirror(blocks, [*data.inputs, *form.inputs], [*form.filled, *data.filled])
+    mirror.change(follow, [needed, command])
     keep_current(blocks, "Train", navigation, lambda request: [], [])
 
 

@@ -42,6 +42,7 @@ class DataSection:
 
     def __init__(self, start: Mapping[JobKind, Mapping[str, Any]]) -> None:
         self.writing, self.preparing = Form(SelfWriteParams), Form(PrepareParams)
+        self.filled: list[Any] = []
         self.source = gr.Radio(
             [WRITTEN, REGISTERED, UPLOADED], value=WRITTEN, label="Data", elem_id="source"
         )
@@ -154,9 +155,10 @@ def data_section(blocks: gr.Blocks, start: Mapping[JobKind, Mapping[str, Any]]) 
         return [known, gr.Radio(value=REGISTERED) if named else gr.skip()]
 
     shown = [section.written, section.registered, section.uploaded, section.prepared]
-    chosen = Mirror(blocks, [section.source, section.registered])
-    chosen.change(lambda text: show(*json.loads(text)), shown)
-    blocks.load(opened, None, [section.registered, section.source], **QUIET)
+    chosen = [section.registered, section.source]
+    section.filled.append(blocks.load(opened, None, chosen, **QUIET))
+    mirror = Mirror(blocks, [section.source, section.registered], section.filled)
+    mirror.change(lambda text: show(*json.loads(text)), shown)
     return section
 
 
