@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from speculators_core.__main__ import Events
 from speculators_core.errors import SpeclabError, Stopped
@@ -16,8 +17,9 @@ from speculators_core.lifeline import die_with_parent
 from speculators_core.params import TrainParams
 from speculators_core.progress import Progress, Quiet
 from speculators_core.training.launch import AGENT, ANSWER, ERRORS, REQUEST, STOP
-from speculators_core.training.train import train_here
-from speculators_core.training.world import World, join, leave
+
+if TYPE_CHECKING:
+    from speculators_core.training.world import World
 
 
 class _Voice(Events):
@@ -33,7 +35,9 @@ class _Voice(Events):
 
 def main(place: Path) -> int:
     """Train; 1 where it failed, which ends the others."""
-    die_with_parent(int(os.environ[AGENT]))
+    die_with_parent(int(os.environ[AGENT]))  # before torch is imported, which takes seconds
+    from speculators_core.training.world import join, leave
+
     world = join()
     try:
         answer = _trained(place, world)
@@ -48,6 +52,8 @@ def main(place: Path) -> int:
 
 
 def _trained(place: Path, world: World) -> dict[str, object]:
+    from speculators_core.training.train import train_here
+
     request = json.loads((place / REQUEST).read_text())
     params = TrainParams.model_validate(request["params"])
     progress: Progress = _Voice(place) if world.first else Quiet()

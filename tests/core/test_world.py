@@ -132,7 +132,7 @@ def test_processes_end_with_whoever_started_them(
     _until(lambda: len(ranks()) == 2, 120)
     os.killpg(job.pid, signal.SIGKILL)
     job.join(10)
-    _until(lambda: not ranks(), 10)
+    _until(lambda: not ranks(), 20)
 
 
 @pytest.mark.prove
