@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -464,6 +465,8 @@ def serve(home: Path, port: int) -> None:
 
     migrations.upgrade(settings().store_url)
     embedded_broker.prepare(settings())
+    # uvicorn raises a caught signal again when it has shut down: that must not skip `finally`.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     broker = subprocess.Popen(embedded_broker.command(settings()), stdout=subprocess.DEVNULL)
     try:
         while not embedded_broker.answers(settings()):
