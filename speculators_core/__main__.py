@@ -98,9 +98,7 @@ def main(arguments: list[str], works: Mapping[str, Work] | None = None) -> int:
 
 def _work(arguments: list[str], events: Events, works: Mapping[str, Work]) -> Result:
     if len(arguments) != 1 or arguments[0] not in works:
-        raise InputError(
-            f"found the arguments {arguments}", hint=f"give one of {', '.join(works)}"
-        )
+        raise InputError(f"found the arguments {arguments}", hint=f"give one of {', '.join(works)}")
     kind = arguments[0]
     try:
         request = json.load(sys.stdin)
