@@ -7,6 +7,7 @@ any host), or a process of this machine that holds it (`speculators_core.data.oc
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -70,7 +71,7 @@ def remove(name: str, places: Sequence[str | Path] = ()) -> CacheView:
     if cache is None:
         raise NotFound(f"there is no cache {name!r}", hint="see speclab caches")
     if cache.in_use or not _removed(cache):
-        who = ", ".join(cache.users) or "a process of this machine"
+        who = ", ".join(cache.users) or "a process of this machine, or was removed meanwhile"
         raise Conflict(f"{name} is in use by {who}", where=cache.path, hint="wait until it ends")
     return cache
 
@@ -92,6 +93,8 @@ def states_speed(verifier: str | Path) -> Speed | None:
 def _removed(cache: CacheView) -> bool:
     directory = Path(cache.path)
     if cache.kind == "states":
+        if not (directory / occupancy.MARK).exists():  # of an earlier version
+            occupancy.occupy(directory, {}).close()
         return occupancy.remove(directory)
     shutil.rmtree(directory, ignore_errors=True)
     return True
@@ -110,7 +113,16 @@ def _states_directories(places: Sequence[str | Path]) -> list[Path]:
     """Beside the prepared data sets that are known, and in `places`."""
     parents = {settings().home / "datasets", *(Path(place).absolute() for place in places)}
     parents |= {Path(path).parent for path in _prepared()}
-    return sorted({found for parent in parents for found in parent.glob(f"*{_STATES}*")})
+    named = {found for parent in parents for found in parent.glob(f"*{_STATES}*")}
+    return sorted(found for found in named if _is_ours(found))
+
+
+def _is_ours(directory: Path) -> bool:
+    """What only has such a name may be anybody's. Earlier versions left no mark."""
+    if (directory / occupancy.MARK).is_file():
+        return True
+    named = re.fullmatch(rf".+{re.escape(_STATES)}[0-9a-f]{{16}}", directory.name)
+    return bool(named) and all(f.suffix == ".safetensors" for f in directory.iterdir())
 
 
 def _prepared() -> Iterable[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,26 +22,27 @@ MARK = "in-use"
 
 def occupy(directory: Path, facts: Mapping[str, str]) -> IO[bytes]:
     """Make the directory if need be, and hold it against `remove` for as long as the lock that
-    comes back is open. Waits while somebody removes it."""
+    comes back is open. A directory that somebody removes meanwhile is made anew."""
     while True:
         directory.mkdir(parents=True, exist_ok=True)
         mark = directory / MARK
-        lock = mark.open("ab")
+        try:
+            lock = _opened(mark, os.O_CREAT)
+        except FileNotFoundError:  # removed since it was made
+            continue
         fcntl.flock(lock, fcntl.LOCK_SH)
         if _is(lock, mark):
-            if not mark.stat().st_size:
-                lock.write(json.dumps(dict(facts)).encode())
-                lock.flush()
+            if not os.fstat(lock.fileno()).st_size:
+                _write(lock, facts)
             os.utime(mark)
             return lock
-        lock.close()  # of a directory that was being removed
+        lock.close()
 
 
 def tell(directory: Path, facts: Mapping[str, str]) -> None:
     """Replace what is told of a directory, by whoever holds it."""
-    with (directory / MARK).open("r+b") as mark:
-        mark.truncate()
-        mark.write(json.dumps(dict(facts)).encode())
+    with _opened(directory / MARK) as mark:
+        _write(mark, facts)
 
 
 def occupied(directory: Path) -> bool:
@@ -52,11 +54,18 @@ def occupied(directory: Path) -> bool:
 
 
 def remove(directory: Path) -> bool:
-    """Delete the directory; False, and nothing is touched, where it is occupied."""
+    """Delete the directory; False, and nothing is touched, where it is occupied or bears no mark.
+
+    It is renamed first, so that whoever takes it into use meanwhile gets a new one, and never
+    sees files that are about to vanish.
+    """
+    aside = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.old")
     with _alone(directory) as alone:
         if alone:
-            shutil.rmtree(directory)
-        return alone
+            directory.rename(aside)
+    if alone:
+        shutil.rmtree(aside, ignore_errors=True)
+    return alone
 
 
 def last_used(directory: Path) -> float:
@@ -78,7 +87,7 @@ def facts_of(directory: Path) -> dict[str, str]:
 def _alone(directory: Path) -> Iterator[bool]:
     """Whether nobody else holds the directory; then nobody can take it meanwhile."""
     try:
-        lock = (directory / MARK).open("ab")
+        lock = _opened(directory / MARK)
     except FileNotFoundError:
         yield False
         return
@@ -89,6 +98,17 @@ def _alone(directory: Path) -> Iterator[bool]:
             yield False
         else:
             yield _is(lock, directory / MARK)
+
+
+def _opened(mark: Path, flags: int = 0) -> IO[bytes]:
+    return os.fdopen(os.open(mark, os.O_RDWR | flags, 0o666), "r+b", buffering=0)
+
+
+def _write(mark: IO[bytes], facts: Mapping[str, str]) -> None:
+    """Never empty in between: an empty mark is one that nobody has told anything yet."""
+    text = json.dumps(dict(facts)).encode()
+    os.pwrite(mark.fileno(), text, 0)
+    os.ftruncate(mark.fileno(), len(text))
 
 
 def _is(lock: IO[bytes], mark: Path) -> bool:

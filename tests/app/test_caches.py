@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -113,9 +114,9 @@ def test_what_vllm_compiled_is_a_cache_too(sqlite_store) -> None:
 
 def test_caches_of_an_older_version_can_go(data: Path) -> None:
     """Without a mark, what counts is when the directory was written."""
-    old = data.with_name("prepared.states-old")
+    old = data.with_name("prepared.states-0123456789abcdef")
     old.mkdir()
-    (old / "file").write_bytes(b"x")
+    (old / "0-9.safetensors").write_bytes(b"x")
     os.utime(old, (0, 0))
     assert len(caches.clean(30)) == 1 and not old.exists()
 
@@ -161,3 +162,31 @@ def test_the_page_offers_to_remove_only_what_nobody_uses(data: Path) -> None:
     assert "3.1 kB in all" in told and "a process of this machine" in told
     assert "removed: 2.1 kB are free again" in text_of(page._removed(str(free)))
     assert "Nothing is cached" in text_of(page.table([]))
+
+
+def test_a_directory_that_only_has_such_a_name_is_nobodys_cache(sqlite_store, tmp_path: Path):
+    foreign = tmp_path / "us.states-2024"
+    foreign.mkdir()
+    (foreign / "ohio.csv").write_text("1")
+    os.utime(foreign, (0, 0))
+    assert caches.clean(0, [tmp_path]) == []
+    assert (foreign / "ohio.csv").exists()
+    assert not occupancy.remove(foreign) and foreign.is_dir()
+
+
+def test_whoever_takes_a_cache_into_use_while_it_is_removed_gets_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    directory = tmp_path / "p.states-1"
+    occupancy.occupy(directory, FACTS).close()
+    (directory / "old.safetensors").write_bytes(b"1")
+    taken, real = [], shutil.rmtree
+
+    def meanwhile(aside: Path, **_: object) -> None:
+        taken.append(occupancy.occupy(directory, FACTS))
+        real(aside)
+
+    monkeypatch.setattr(occupancy.shutil, "rmtree", meanwhile)
+    assert occupancy.remove(directory)
+    assert occupancy.occupied(directory) and not (directory / "old.safetensors").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["p.states-1"]
