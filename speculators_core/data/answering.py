@@ -61,6 +61,10 @@ class Answering(Protocol):
     @property
     def model(self) -> str: ...
 
+    @property
+    def identity(self) -> str:
+        """Which model that is: the name that is served, or the verifier's fingerprint."""
+
     def outcomes(self, tasks: Iterable[Task]) -> Outcomes:
         """What becomes of each task, in whatever order they end. Closed early, it gives up what
         is under way."""
@@ -118,6 +122,7 @@ class Served:
         self._endpoint, self._params, self._progress = endpoint, params, progress
         self._loop = loop
         self.model = endpoint.model
+        self.identity = f"served as {endpoint.model}"
 
     def outcomes(self, tasks: Iterable[Task]) -> Outcomes:
         waiting = iter(tasks)
@@ -132,10 +137,14 @@ class Served:
                 ended, open_ = self._loop.run_until_complete(
                     asyncio.wait(open_, timeout=_HEED_S, return_when=asyncio.FIRST_COMPLETED)
                 )
+                errors = [error for task in ended if (error := task.exception())]
+                for task in ended:
+                    if not task.exception():
+                        yield task.result()  # what was paid for is kept, whatever else went wrong
+                if errors:
+                    raise errors[0]
                 if self._progress.stopping():
                     raise Stopped("answering was stopped")
-                for task in ended:
-                    yield task.result()
         finally:
             self._loop.run_until_complete(_give_up(open_))
 
@@ -176,6 +185,7 @@ class InProcess:
         )
         self._template.check()
         self.model = params.verifier
+        self.identity = self._verifier.fingerprint()
         self._done = 0.0  # share of the data that is behind this batch
 
     def outcomes(self, tasks: Iterable[Task]) -> Outcomes:

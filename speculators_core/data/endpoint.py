@@ -9,6 +9,7 @@ Light: no torch.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 from collections.abc import Mapping, Sequence
@@ -179,9 +180,10 @@ def _said(response: httpx.Response) -> str:
 
 def _retry_after(response: httpx.Response) -> float | None:
     try:
-        return float(response.headers["Retry-After"])
+        wait = float(response.headers["Retry-After"])
     except (KeyError, ValueError):
         return None
+    return wait if math.isfinite(wait) and wait >= 0 else None
 
 
 def _wait_s(attempt: int, asked: float | None) -> float:

@@ -102,7 +102,11 @@ def _sharegpt(turn: Any, where: str) -> Message:
     value = "" if turn["value"] is None else turn["value"]
     if not isinstance(value, str):
         raise DataError(f"value should be text, found {type(value).__name__}", where=where)
-    return _call(value, where) if turn["from"] == "function_call" else Message(role, value)
+    return (
+        _call(value, where)
+        if str(turn["from"]).lower() == "function_call"
+        else Message(role, value)
+    )
 
 
 def _call(value: str, where: str) -> Message:

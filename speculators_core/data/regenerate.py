@@ -77,33 +77,41 @@ def regenerate(
 ) -> RegenerateResult:
     """Write the chats of `params.data` with the verifier's own answers into the directory `output`.
 
-    Greedy answers are the same in every attempt; sampled ones in-process, too. Raises `DataError`
-    where no chat is left, `Unavailable` where more than `max_failed` of them fail, `Stopped` on
+    Greedy answers are the same in every attempt; sampled ones in-process depend on which chats
+    share a batch, so those after a resumption may differ. Raises `Conflict` where `output` or kept
+    answers were made otherwise, `DataError` where no chat is left, `Unavailable` where more than `max_failed` of them fail, `Stopped` on
     request: the same call goes on from there.
     """
     progress = progress or Quiet()
-    if (output / RECORD).exists():
-        return _finished(params, output, progress)
     source = open_source(params.data, params.split, progress=progress)
+    if (output / RECORD).exists():
+        return _finished(params, source, output, progress)
     place = output.with_name(f"{output.name}.answers")
-    with _answers_at(place, params) as (answers, known):
+    with (
+        answering(params, progress) as who,
+        _answers_at(place, {**_settings(params), "answered_by": who.identity}) as (answers, known),
+    ):
         if known:
             progress.note(f"{len(known)} answered chats of an earlier attempt are kept")
         work = _Work(params, source, progress, answers, known)
-        with answering(params, progress) as who:
-            _ask(work, who)
-            result = _write(work, who.model, output)
+        _ask(work, who)
+        result = _write(work, who, output)
     shutil.rmtree(place, ignore_errors=True)
     _tell(result, progress)
     return result
 
 
-def _finished(params: RegenerateParams, output: Path, progress: Progress) -> RegenerateResult:
-    """What an earlier attempt ended with."""
+def _finished(
+    params: RegenerateParams, source: Source, output: Path, progress: Progress
+) -> RegenerateResult:
+    """What an earlier attempt ended with, if it was of the same data by the same model."""
     values = json.loads((output / RECORD).read_text(encoding="utf-8"))
-    if values["settings"] != _settings(params):
+    with answering(params, progress) as who:
+        wanted = _made_from(params, source, who)
+    different = [name for name, value in wanted.items() if values.get(name) != value]
+    if different:
         raise Conflict(
-            "the output holds answers that were made with other settings",
+            f"the output holds answers that were made from other {', '.join(different)}",
             where=str(output),
             hint="choose another output, or remove this one",
         )
@@ -112,7 +120,7 @@ def _finished(params: RegenerateParams, output: Path, progress: Progress) -> Reg
 
 
 @contextmanager
-def _answers_at(place: Path, params: RegenerateParams) -> Iterator[tuple[BinaryIO, dict[str, int]]]:
+def _answers_at(place: Path, made_by: dict[str, Any]) -> Iterator[tuple[BinaryIO, dict[str, int]]]:
     """The append-only file of answers, and the ids in it; held by one process at a time."""
     make_place(place, place, exist_ok=True)
     with (
@@ -125,14 +133,14 @@ def _answers_at(place: Path, params: RegenerateParams) -> Iterator[tuple[BinaryI
             raise Conflict("another process is writing these answers", where=str(place)) from None
         known = _known(file)
         settings = place / "settings.json"
-        if known and json.loads(settings.read_text(encoding="utf-8")) != _settings(params):
+        if known and json.loads(settings.read_text(encoding="utf-8")) != made_by:
             raise Conflict(
-                "answers of an earlier attempt with other settings are there",
+                "answers of an earlier attempt with other settings or by another model are there",
                 where=str(place),
                 hint="choose another output, or remove this directory",
             )
         if not known:
-            settings.write_text(json.dumps(_settings(params)) + "\n", encoding="utf-8")
+            settings.write_text(json.dumps(made_by) + "\n", encoding="utf-8")
         try:
             yield file, known
         finally:
@@ -157,6 +165,15 @@ def _known(file: BinaryIO) -> dict[str, int]:
 
 def _settings(params: RegenerateParams) -> dict[str, Any]:
     return params.model_dump(mode="json", exclude=_ANY_ORDER)
+
+
+def _made_from(params: RegenerateParams, source: Source, who: Answering) -> dict[str, Any]:
+    """What a finished output is known by. The bytes of data and model count, not their paths."""
+    return {
+        "settings": _settings(params),
+        "data": source.digest,
+        "answered_by": who.identity,
+    }
 
 
 def _ask(work: _Work, who: Answering) -> None:
@@ -247,7 +264,7 @@ def _judge(work: _Work, asked: int) -> None:
         )
 
 
-def _write(work: _Work, model: str, output: Path) -> RegenerateResult:
+def _write(work: _Work, who: Answering, output: Path) -> RegenerateResult:
     """All answered chats, in the order of the data."""
     found = [work.known[id_] for id_ in work.wanted if id_ in work.known]
     if not found:
@@ -272,9 +289,10 @@ def _write(work: _Work, model: str, output: Path) -> RegenerateResult:
             prompt_tokens=totals["prompt_tokens"],
             skipped=dict(work.skipped),
             reasons=dict(work.reasons),
-            model=model,
+            model=who.model,
         )
-        record = {"settings": _settings(work.params), "result": result.model_dump()}
+        made_from = _made_from(work.params, work.source, who)
+        record = {**made_from, "result": result.model_dump()}
         (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return result
 

@@ -76,8 +76,8 @@ def open_source(
         files = hub_files(parse_hub_id(reference), split, progress or Quiet())
     else:
         files = files_of(Path(reference).expanduser(), split)
-    digest = _digest(files)
-    return Source(reference, tuple(files), weight, digest, _stamps(files))
+    stamps = _stamps(files)  # before the bytes are read: what changes meanwhile is seen
+    return Source(reference, tuple(files), weight, _digest(files), stamps)
 
 
 def take(sources: Sequence[Source], seed: int) -> Iterator[Taken]:

@@ -186,12 +186,12 @@ class Processes:
                     "a process that tokenises has died", hint="is there enough memory?"
                 ) from None
             if error:
-                raise revive(error)
+                raise error if isinstance(error, OSError) else revive(error)
             self._idle.append(connection)
 
 
 def _serve(connection: Connection, rules: Rules) -> None:
-    """The loop of a process: parts in, nothing or an error out."""
+    """The loop of a process: parts in, nothing or an error out, whatever the error."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokeniser = Tokeniser(rules)
     while True:
@@ -204,6 +204,11 @@ def _serve(connection: Connection, rules: Rules) -> None:
             connection.send(None)
         except SpeclabError as error:
             connection.send(error.as_dict())
+        except OSError as error:  # what a full disk is called is said in one place, by the parent
+            connection.send(OSError(error.errno, error.strerror))
+        except Exception as error:
+            why = f"a chat can't be tokenised: {type(error).__name__}: {error}"
+            connection.send(SpeclabError(why).as_dict())
 
 
 def read_facts_of(file: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -164,14 +165,14 @@ def test_a_stopped_attempt_goes_on_by_id_and_drops_a_torn_line(
 ) -> None:
     file, out = questions(tmp_path), tmp_path / "out"
     slow = params(file, server, concurrency=1)
-    with pytest.raises(Stopped, match="3 chats answered"):
+    with pytest.raises(Stopped, match="4 chats answered"):
         regenerate(slow, out, Listener(lambda me: me.asked > 3))
     answers = tmp_path / "out.answers" / "answers.jsonl"
     kept = answers.read_bytes()
     answers.write_bytes(kept + b'{"id": "4-abc", "mess')
     before = len(server.bodies)
     result = regenerate(params(file, server), out)
-    assert len(server.bodies) - before == 7
+    assert len(server.bodies) - before == 6
     assert [texts(row)[0] for row in written(result.output)] == [f"question {i}" for i in range(10)]
     assert result.tokens == 100, "what an earlier attempt wrote counts"
     whole = regenerate(params(file, server), tmp_path / "whole")
@@ -195,6 +196,38 @@ def test_an_edited_chat_is_asked_anew_and_other_settings_are_refused(
     assert result.samples == 4
     with pytest.raises(Conflict, match="other settings"):
         regenerate(params(file, server, max_tokens=5), out)
+
+
+def test_other_data_or_another_model_is_refused_and_another_path_is_not(
+    tmp_path: Path, server: StandInEndpoint
+) -> None:
+    file, out = questions(tmp_path), tmp_path / "out"
+    regenerate(params(file, server), out)
+    moved = file.rename(tmp_path / "moved.jsonl")
+    regenerate(params(moved, server), out)
+    server.models = ["another"]
+    with pytest.raises(Conflict, match="answered_by"):
+        regenerate(params(moved, server), out)
+    server.models = ["stand-in"]
+    with pytest.raises(Conflict, match="other data"):
+        regenerate(params(questions(tmp_path, count=3), server), out)
+
+
+def test_kept_answers_of_another_model_are_not_mixed_in(
+    tmp_path: Path, server: StandInEndpoint
+) -> None:
+    file, out = questions(tmp_path), tmp_path / "out"
+    with pytest.raises(Stopped):
+        regenerate(params(file, server, concurrency=1), out, Listener(lambda me: me.asked > 3))
+    server.models = ["another"]
+    with pytest.raises(Conflict, match="by another model"):
+        regenerate(params(file, server, concurrency=1), out)
+
+
+@pytest.mark.parametrize("asked", ["nan", "-3", "inf", "soon"])
+def test_a_wait_that_is_no_time_is_not_obeyed(asked: str) -> None:
+    response = httpx.Response(429, headers={"Retry-After": asked})
+    assert endpoint._retry_after(response) is None
 
 
 def test_a_stop_does_not_wait_for_answers_under_way(
