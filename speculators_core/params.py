@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -193,6 +194,11 @@ class RegenerateParams(Params):
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> RegenerateParams:
+        if self.endpoint and "@" in urlsplit(self.endpoint).netloc:
+            raise ValueError(
+                "endpoint holds a name or password: leave it out, and give the key as "
+                "SPECLAB_ENDPOINT_KEY in the environment of whoever asks"
+            )
         if self.model and not self.endpoint:
             raise ValueError("model is a name at an endpoint: give endpoint, or leave it out")
         if self.temperature == 0 and self.top_p != 1.0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from speculators_core.data.chats import Chat
-from speculators_core.data.endpoint import Answer, Endpoint, Failed
+from speculators_core.data.endpoint import KEY, URL, Answer, Endpoint, Failed, key_for
 from speculators_core.data.template import ChatTemplate, Unmaskable
 from speculators_core.data.writer import greedy, nucleus, write
 from speculators_core.errors import Stopped
@@ -91,6 +92,8 @@ def answering(params: RegenerateParams, progress: Progress) -> Iterator[Answerin
     if not params.endpoint:
         yield InProcess(params, progress)
         return
+    if os.environ.get(KEY) and not key_for(params.endpoint):
+        progress.note(f"{KEY} is not sent: {URL} does not name this endpoint")
     loop = asyncio.new_event_loop()
     endpoint = Endpoint(params.endpoint, _asked_for(params), params.model)
     try:
@@ -185,7 +188,7 @@ class InProcess:
         )
         self._template.check()
         self.model = params.verifier
-        self.identity = self._verifier.fingerprint()
+        self.identity = self._verifier.fingerprint
         self._done = 0.0  # share of the data that is behind this batch
 
     def outcomes(self, tasks: Iterable[Task]) -> Outcomes:

@@ -1,7 +1,8 @@
 """Answers from an OpenAI-compatible server (vLLM, SGLang, a hosted one), asked patiently.
 
-The key comes from the environment variable SPECLAB_ENDPOINT_KEY alone, and goes nowhere but into
-the request. A server that is busy (429), broken (5xx) or away is asked again, waiting longer each
+The key comes from the environment variable SPECLAB_ENDPOINT_KEY alone, and goes to the server that
+SPECLAB_ENDPOINT_URL names and to no other, whoever asks for one.
+A server that is busy (429), broken (5xx) or away is asked again, waiting longer each
 time or as long as it says; one that refuses the key or does not know the model ends the work.
 Light: no torch.
 """
@@ -20,7 +21,7 @@ import httpx
 
 from speculators_core.errors import Forbidden, NotFound, Unavailable
 
-KEY = "SPECLAB_ENDPOINT_KEY"
+KEY, URL = "SPECLAB_ENDPOINT_KEY", "SPECLAB_ENDPOINT_URL"
 ATTEMPTS = 6
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 60.0
 _TIMEOUT = httpx.Timeout(600.0, connect=20.0)  # of a long answer; the first word may wait in line
@@ -46,7 +47,7 @@ class Endpoint:
     """
 
     def __init__(self, url: str, settings: Mapping[str, Any], model: str | None = None) -> None:
-        key = (os.environ.get(KEY) or "").strip()
+        key = key_for(url)
         self.url, self._settings = url.rstrip("/"), dict(settings)
         self.model = model or ""
         self._client = httpx.AsyncClient(
@@ -123,7 +124,7 @@ class Endpoint:
             raise Forbidden(
                 f"the endpoint refuses the key: {_said(response)}",
                 where=self.url,
-                hint=f"set {KEY} in the environment of whoever asks",
+                hint=f"set {KEY}, and {URL} to this server, in the environment of whoever asks",
             )
         if status == 404:
             raise NotFound(
@@ -133,6 +134,28 @@ class Endpoint:
             )
         if status < 500 and status not in (408, 409, 425, 429):
             raise Failed(_said(response))
+
+
+def key_for(url: str) -> str:
+    """The operator's key where this is the operator's server, else nothing."""
+    return (os.environ.get(KEY) or "").strip() if is_operators(url) else ""
+
+
+def is_operators(url: str) -> bool:
+    """Whether SPECLAB_ENDPOINT_URL names the same scheme, host and port."""
+    named = (os.environ.get(URL) or "").strip()
+    return bool(named) and _server(named) == _server(url)
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a server of this machine is meant, such as a deployment of this lab."""
+    return httpx.URL(url).host in ("127.0.0.1", "::1", "localhost")
+
+
+def _server(url: str) -> tuple[str, str, int | None]:
+    parsed = httpx.URL(url)
+    port = parsed.port or {"http": 80, "https": 443}.get(parsed.scheme)
+    return parsed.scheme, parsed.host, port
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:

@@ -79,7 +79,8 @@ def regenerate(
 
     Greedy answers are the same in every attempt; sampled ones in-process depend on which chats
     share a batch, so those after a resumption may differ. Raises `Conflict` where `output` or kept
-    answers were made otherwise, `DataError` where no chat is left, `Unavailable` where more than `max_failed` of them fail, `Stopped` on
+    answers were made otherwise, `DataError` where no chat is left,
+    `Unavailable` where more than `max_failed` of them fail, `Stopped` on
     request: the same call goes on from there.
     """
     progress = progress or Quiet()

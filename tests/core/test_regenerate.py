@@ -128,6 +128,11 @@ def test_the_key_comes_from_the_environment_and_one_that_is_refused_ends_the_wor
     tmp_path: Path, server: StandInEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(endpoint.KEY, "sesame")
+    monkeypatch.setenv(endpoint.URL, "http://127.0.0.1:1/v1")
+    regenerate(params(questions(tmp_path), server, samples=2), tmp_path / "unnamed")
+    assert "Bearer sesame" not in server.keys, "another port is another server"
+    server.keys.clear()
+    monkeypatch.setenv(endpoint.URL, server.url)
     regenerate(params(questions(tmp_path), server, samples=2), tmp_path / "out")
     assert server.keys == {"Bearer sesame"}
     assert "sesame" not in (tmp_path / "out" / "regenerated.json").read_text()
@@ -279,6 +284,11 @@ def test_a_server_of_several_models_wants_a_name_and_the_switch_of_thinking_is_s
     now = params(questions(tmp_path), server, model="b", enable_thinking=False, samples=1)
     assert regenerate(now, tmp_path / "out").model == "b"
     assert server.bodies[-1]["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_a_password_in_the_endpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="SPECLAB_ENDPOINT_KEY"):
+        params(tmp_path, endpoint="https://me:secret@example.org/v1")
 
 
 def test_options_that_would_be_ignored_are_refused(tmp_path: Path) -> None:

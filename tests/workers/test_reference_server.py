@@ -320,6 +320,7 @@ def test_answers_made_anew_through_the_server_are_those_made_in_process(
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = {"data": str(data), "verifier": str(pair[0]), "max_tokens": 12}
     monkeypatch.setenv("SPECLAB_ENDPOINT_KEY", KEY)
+    monkeypatch.setenv("SPECLAB_ENDPOINT_URL", server.url)
     served = regenerate(
         RegenerateParams.model_validate({**asked, "endpoint": f"{server.url}/v1"}),
         tmp_path / "served",
