@@ -108,7 +108,14 @@ def _first_character(content: BinaryIO) -> bytes:
 
 def _lines(content: BinaryIO, file: Path) -> Iterator[Row]:
     size, read = max(file.stat().st_size, 1), 0
-    for number, line in enumerate(content, 1):
+    pieces = iter(lambda: content.readline(_LARGEST_ROW + 1), b"")
+    for number, line in enumerate(pieces, 1):
+        if len(line) > _LARGEST_ROW:
+            raise DataError(
+                f"the line is longer than {_LARGEST_ROW} bytes",
+                where=f"{file}:{number}",
+                hint="one JSON object a line, or one array of objects",
+            )
         read += len(line)
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")

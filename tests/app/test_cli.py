@@ -142,6 +142,7 @@ def test_an_interrupt_while_it_starts_is_quiet(tmp_path: Path, command: str) -> 
     """The imports of a command are where it comes: SIGINT arrives at the first of them."""
     code = (
         "import builtins, os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in background jobs
         "real = builtins.__import__\n"
         "def slow(name, *rest, **more):\n"
         "    if name == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"

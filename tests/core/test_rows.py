@@ -124,3 +124,13 @@ def test_the_only_file_of_a_directory_needs_no_split_and_a_file_has_none(tmp_pat
     assert files_of(place, None) == [place / "sft.jsonl"]
     with pytest.raises(DataError, match="of a single file"):
         files_of(place / "sft.jsonl", "train")
+
+
+def test_a_file_without_line_breaks_is_not_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("speculators_core.data.rows._LARGEST_ROW", 100)
+    file = tmp_path / "broken.jsonl"
+    file.write_text('{"text": "' + "a" * 1000)
+    with pytest.raises(DataError, match="longer than 100 bytes"):
+        list(read_rows(file))

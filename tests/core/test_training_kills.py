@@ -70,7 +70,7 @@ def kill_and_resume(rounds: int, data: Path, verifier: Path, folder: Path) -> No
     for number in range(rounds):
         output = folder / f"round-{number}" / "out"
         process = started(data, verifier, output)
-        time.sleep(rng.uniform(0.1, 0.95) * lasts)
+        time.sleep(rng.uniform(0.1, 0.7) * lasts)
         assert process.pid
         os.kill(process.pid, signal.SIGKILL)
         process.join(30)
@@ -81,7 +81,7 @@ def kill_and_resume(rounds: int, data: Path, verifier: Path, folder: Path) -> No
             found = finished(data, verifier, output)
         for name, tensor in expected.items():
             assert torch.equal(found[name], tensor), f"round {number}: {name}"
-    assert interrupted > rounds // 2
+    assert 2 * interrupted >= rounds
 
 
 def test_a_killed_training_ends_bit_identical(

@@ -1,4 +1,4 @@
-"""Chromium for the whole session; a page that must stay free of errors and of foreign code."""
+"""Chromium, and a page in it that must stay free of errors and of foreign code."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ expect.set_options(timeout=PATIENCE_MS)
 EXPECTED = ("status of 422", "AbortError", "errored out")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
+    """Gone with its module: while it lives, no other event loop can run in this thread."""
     if not Path(CHROMIUM).exists():
         reason = f"no {CHROMIUM}: apt-get install -y chromium"
         if os.environ.get("CI") == "true":

@@ -70,7 +70,7 @@ def test_while_the_store_is_away_the_job_goes_on_and_its_end_is_recorded_later(
 
 
 def test_a_leased_gpu_is_shown_to_the_job_once_by_its_index(claimed):
-    claim = claimed("say").model_copy(update={"device": 3})
+    claim = claimed("say").model_copy(update={"devices": (3,)})
     supervise(claim, lambda: False, JOB)
     log = runs.log(claim.run_id).text
     assert "CUDA_VISIBLE_DEVICES=[3]\nCUDA_DEVICE_ORDER=[PCI_BUS_ID]" in log

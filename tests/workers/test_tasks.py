@@ -154,6 +154,6 @@ def test_the_real_worker_carries_a_chain_through_and_fails_what_can_not_follow(l
         "prepare", {"data": [str(data)], "verifier": f"run:{missing.id}"}, owner="ada"
     )
     assert wait_for_state(prepare.id, RunState.SUCCEEDED, seconds=240).result["samples"] == 12
-    assert "no directory" in wait_for_state(missing.id, RunState.FAILED).error["message"]
+    assert "no such directory" in wait_for_state(missing.id, RunState.FAILED).error["message"]
     assert missing.id in wait_for_state(after.id, RunState.FAILED).error["message"]
     assert runs.get(after.id).attempt == 0
