@@ -116,16 +116,16 @@ def check_links(directory: Path, roots: Sequence[Path]) -> None:
 
 
 def links(directory: Path) -> Iterator[tuple[Path, Path]]:
-    """The symbolic links directly in a directory (nothing deeper is ever read) and where they
-    lead. None where it is no directory, which reading it will say better.
+    """The symbolic links in a directory and where they lead, at any depth but below what is
+    hidden, where nothing is ever read. None where it is no directory, which reading it will say
+    better.
     """
-    try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    yield Path(entry.path), Path(os.path.realpath(entry.path))
-    except OSError:
-        return
+    for place, directories, files in os.walk(directory):
+        for name in (*directories, *files):
+            path = Path(place, name)
+            if path.is_symlink():
+                yield path, Path(os.path.realpath(path))
+        directories[:] = [name for name in directories if not name.startswith(".")]
 
 
 def within(real: Path, root: Path) -> bool:

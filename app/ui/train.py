@@ -56,7 +56,7 @@ def build(blocks: gr.Blocks) -> None:
         def work() -> Node:
             values = form.values(entered[split:])
             params = form.params(entered[split:], data=PREPARED)
-            seen = data.seen(entered[:split])
+            seen = data.seen(entered[:split], arrived=True)
             require_room(seen, params)
             return chain_tree(submit_chain(data.choice(entered[:split]), values, user_of(request)))
 

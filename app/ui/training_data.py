@@ -109,7 +109,7 @@ class DataSection:
             raise InputError("no file was uploaded", hint="choose a file of chats")
         return replace(seen, chats=uploads.keep_chats(file).name)
 
-    def seen(self, entered: Sequence[Any]) -> DataChoice:
+    def seen(self, entered: Sequence[Any], *, arrived: bool = False) -> DataChoice:
         """What is chosen while the form is being filled; nothing is kept, a file is its name."""
         where, name, file, wrote, prepared = self._parts(entered)
         writing, preparing = self.writing.values(wrote), self.preparing.values(prepared)
@@ -119,7 +119,7 @@ class DataSection:
         if where == WRITTEN:
             return replace(found, self_write=writing, tokens=_written(writing))
         if where == UPLOADED:
-            return replace(found, chats="FILE", tokens=_uploaded(file))
+            return replace(found, chats="FILE", tokens=_uploaded(file, arrived))
         if not name:
             return replace(found, chats="DATA")
         chosen = data_sets.get(str(name))
@@ -162,12 +162,14 @@ def data_section(blocks: gr.Blocks, start: Mapping[JobKind, Mapping[str, Any]]) 
     return section
 
 
-def _uploaded(file: Any) -> int | None:
-    """Tokens in a file, as the browser describes it or as it has arrived here."""
+def _uploaded(file: Any, arrived: bool) -> int | None:
+    """Tokens in a file as the browser describes it, or as it has `arrived` here: only then is it
+    a path that Gradio has checked, else it could be that of any file of the host.
+    """
     size = file.get("size") if isinstance(file, Mapping) else None
-    if isinstance(file, str):
+    if arrived and file:
         size = Path(file).stat().st_size
-    return capacity.tokens_in(size) if size else None
+    return capacity.tokens_in(size) if isinstance(size, int) and size > 0 else None
 
 
 def _written(writing: Mapping[str, Any]) -> int | None:

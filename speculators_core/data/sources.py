@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,19 +155,30 @@ def _copies(weight: float, seed: int, source: int, number: int) -> int:
 
 
 def _stamps(files: Sequence[Path]) -> tuple[tuple[int, int], ...]:
-    return tuple((found.st_size, found.st_mtime_ns) for found in (f.stat() for f in files))
+    stamps = []
+    for file in files:
+        with _looking_at(file):
+            found = file.stat()
+        stamps.append((found.st_size, found.st_mtime_ns))
+    return tuple(stamps)
+
+
+@contextmanager
+def _looking_at(file: Path) -> Iterator[None]:
+    """What the system says of a file that can't be read, as a `DataError`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(
+            "the data file does not exist", where=str(file), hint="give the path of a data file"
+        ) from None
+    except OSError as error:
+        raise DataError(f"the data can't be read: {error.strerror}", where=str(file)) from error
 
 
 def _digest(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
-        try:
-            with file.open("rb") as content:
-                digest.update(hashlib.file_digest(content, "sha256").digest())
-        except FileNotFoundError:
-            raise DataError(
-                "the data file does not exist", where=str(file), hint="give the path of a data file"
-            ) from None
-        except OSError as error:
-            raise DataError(f"the data can't be read: {error.strerror}", where=str(file)) from error
+        with _looking_at(file), file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()

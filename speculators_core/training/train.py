@@ -268,6 +268,7 @@ def _finish(loop: Loop, output: Path) -> dict[str, float]:
         position, weights = found
         best = position.best
         loop.restore(weights)
+    loop.world.meet()  # nobody reads the checkpoints any more
 
     draft, data = _whole(loop.draft), loop.prepared
     covered = warm_start.covered(draft, data)

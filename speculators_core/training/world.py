@@ -62,6 +62,11 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def meet(self) -> None:
+        """Go on when everybody is here."""
+        if self.size > 1:
+            dist.barrier()
+
     def heard(self, value: int) -> int:
         """The first one's value, to everybody."""
         if self.size == 1:

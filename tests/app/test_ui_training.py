@@ -134,6 +134,13 @@ def test_the_estimate_is_bytes_with_their_product(page, tmp_path):
     assert "a guess until the data is prepared" in text_of(needed)
 
 
+def test_a_browser_learns_nothing_of_files_that_it_names(page, tmp_path):
+    """What follows the form takes the browser's word; only what arrived is looked at."""
+    for named in ("/etc/passwd", "/no/such/file"):
+        needed, _ = train.followed(*page, entered(page, UPLOADED, file=named, verifier="v"))
+        assert "tokens x" not in text_of(needed)
+
+
 def test_more_than_is_free_is_refused_before_anything_starts(page, tmp_path, monkeypatch):
     """B12"""
     small = Estimate(

@@ -12,7 +12,8 @@ import pytest
 
 from speculators_core.data import rows as module
 from speculators_core.data.rows import files_of, read_rows
-from speculators_core.errors import DataError
+from speculators_core.errors import DataError, Forbidden
+from speculators_core.untrusted import check_links
 
 ROWS: list[dict[str, Any]] = [{"text": f"Zeile {i} ü"} for i in range(5)]
 
@@ -134,3 +135,14 @@ def test_a_file_without_line_breaks_is_not_read_whole(
     file.write_text('{"text": "' + "a" * 1000)
     with pytest.raises(DataError, match="longer than 100 bytes"):
         list(read_rows(file))
+
+
+def test_a_link_out_of_a_data_directory_is_found_at_any_depth_that_is_read(tmp_path: Path) -> None:
+    outside, place = tmp_path / "secret.jsonl", tmp_path / "data"
+    outside.write_text("{}\n")
+    for folder in (place / "main", place / ".git"):
+        folder.mkdir(parents=True)
+        (folder / "train.jsonl").symlink_to(outside)
+    assert files_of(place, "train") == [place / "main" / "train.jsonl"]
+    with pytest.raises(Forbidden, match=r"train\.jsonl is a link to"):
+        check_links(place, [])
