@@ -32,8 +32,15 @@ PAGES = (
     ("Models", "/models"),
 )
 POLL_SECONDS = 2.0
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-"""For every event: nothing blinks, and it is no part of the public API."""
+QUIET: dict[str, Any] = {
+    "show_progress": "hidden",
+    "show_progress_on": [],
+    "api_visibility": "private",
+}
+"""For every event: nothing blinks, and it is no part of the public API. It shows progress on no
+component: Gradio would write that status again whenever any event goes on, also over the sentence
+that a validator put beside a field.
+"""
 SUBMIT: dict[str, Any] = {"show_progress": "minimal", "api_visibility": "private"}
 """For events with a validator: hidden progress would hide what it says beside the fields."""
 

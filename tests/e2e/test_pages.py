@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
+from app.ui.page import POLL_SECONDS
 from tests.e2e.browser import Stage, opened
 from tests.e2e.stage import HOSTILE, decoded, numbers, story_of
 
@@ -313,12 +314,16 @@ def test_a_push_is_a_form_of_the_speculators_row_that_queues_a_run(page: Page):
     row.get_by_role("link", name="Push").click()
     expect(page.locator("#push-speculator input")).to_have_value("smollm2-maths")
     page.locator("#push").click()
-    expect(page.locator("#push-repository")).to_contain_text("This is needed.")
-    page.locator("#push-repository textarea, #push-repository input").fill("ada/maths")
+    repository = page.locator("#push-repository")
+    expect(repository).to_contain_text("This is needed.")
+    page.wait_for_timeout(2 * 1000 * POLL_SECONDS)  # the page has been kept current meanwhile
+    expect(repository).to_contain_text("This is needed.", timeout=1)
+    repository.locator("textarea, input").fill("ada/maths")
     page.keyboard.press("Tab")
     expect(page.locator("#push-command")).to_contain_text("--repository ada/maths")
     page.locator("#push").click()
     expect(page.locator("#push-answer")).to_contain_text("Queued:")
+    expect(repository).not_to_contain_text("This is needed.")
 
 
 def test_launch_commands_follow_the_image_and_the_port(page: Page):
