@@ -56,11 +56,16 @@ def served_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
 
 @pytest.fixture(scope="session")
 def vllm_deployment(serving_lab: ServingLab, served_models: tuple[Path, Path]) -> DeploymentView:
-    """The one real vLLM server of a test session, with the tiny pair, K = 3, traced."""
+    """The one real vLLM server of a test session, with the tiny pair, K = 3, traced; in float32,
+    which is what the reference engine computes in on any CPU."""
     verifier, speculator = served_models
     return serving_lab.ready(
         serving_lab.deploy(
-            verifier=str(verifier), speculator=str(speculator), max_model_len=512, max_num_seqs=4
+            verifier=str(verifier),
+            speculator=str(speculator),
+            max_model_len=512,
+            max_num_seqs=4,
+            dtype="float32",
         )
     )
 

@@ -111,6 +111,7 @@ def stages() -> tuple[Stage, ...]:
                 "speculator": "run:train",
                 "engine": "vllm",
                 "speculative_tokens": _SPECULATIVE_TOKENS,
+                "dtype": "float32",  # what it was trained and measured in, on any machine's CPU
             },
             needs=("evaluate",),
             replaces="chat",

@@ -116,7 +116,11 @@ def test_vllm_drafts_what_the_head_means(
     result = convert(params, tmp_path / "converted")
     assert result.deployable
     deployed = serving_lab.deploy(
-        verifier=str(verifier), speculator=result.output, max_model_len=512, max_num_seqs=4
+        verifier=str(verifier),
+        speculator=result.output,
+        max_model_len=512,
+        max_num_seqs=4,
+        dtype="float32",
     )
     steps = drafted_steps(serving_lab.ready(deployed), serving_lab)
     serving_lab.stop(deployed)

@@ -50,7 +50,11 @@ def test_vllm_drafts_with_qwen3_layers_what_the_reference_engine_drafts(
     """Two layers, the whole vocabulary, and the embedding left to the verifier."""
     verifier, speculator = tiny_pair_of_qwen3
     deployed = serving_lab.deploy(
-        verifier=str(verifier), speculator=str(speculator), max_model_len=512, max_num_seqs=4
+        verifier=str(verifier),
+        speculator=str(speculator),
+        max_model_len=512,
+        max_num_seqs=4,
+        dtype="float32",
     )
     served = drafted_steps(serving_lab.ready(deployed), serving_lab)
     serving_lab.stop(deployed)
