@@ -339,6 +339,9 @@ class TrainParams(Params):
     speculative_tokens: DraftTokens | None = Field(
         None, description="K written into the config; empty: ttt_steps"
     )
+    verifier_name: str | None = Field(
+        None, min_length=1, description="hub id written for the verifier in place of a local path"
+    )
     seed: int = Field(0, description="of initial weights and data order")
 
     @field_validator("loss")
@@ -351,13 +354,20 @@ class TrainParams(Params):
     def _no_option_is_ignored(self) -> TrainParams:
         if self.schedule == "constant" and self.warmup_ratio:
             raise ValueError("a constant schedule has no warm-up: choose constant_with_warmup")
-        if self.held_out and not self.evaluate_every:
-            raise ValueError("held_out is measured on, but evaluate_every is 0")
+        for name in ("held_out", "evaluate_prompts", "evaluate_tokens"):
+            if not self.evaluate_every and self._is_changed(name):
+                raise ValueError(f"{name} is of measurements, but evaluate_every is 0")
+        if self.ttt_steps == 1 and self._is_changed("ttt_step_loss_decay"):
+            raise ValueError("ttt_step_loss_decay weighs later steps, but ttt_steps is 1")
         if self.sharding == "fsdp" and self.world == 1:
             raise ValueError("fsdp needs more than one process")
         if self.sharding == "fsdp" and self.optimizer == "muon":
             raise ValueError("muon needs whole matrices: choose sharding ddp")
         return self
+
+    def _is_changed(self, name: str) -> bool:
+        """Whether a field says something else than where nobody chose it."""
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     @model_validator(mode="after")
     def _nodes_can_meet(self) -> TrainParams:

@@ -23,6 +23,7 @@ DRAFT = (
     "fc_norm",
     "norm_output",
     "speculative_tokens",
+    "verifier_name",
 )
 _GROUPS: dict[str, tuple[str, ...]] = {
     "Draft: layers, norms, embedding": DRAFT,

@@ -104,19 +104,21 @@ def verifier_block(
     if verifier is None:
         said = _said_by(source)
         return {"name_or_path": said or "", "architectures": []}, []
-    name, warnings = _portable(verifier, params, source)
+    name, warnings = written_name(verifier, params.verifier_name, _said_by(source))
     return {"name_or_path": name, "architectures": verifier.architectures}, warnings
 
 
-def _portable(
-    verifier: VerifierFacts, params: ConvertParams, source: Source
+def written_name(
+    verifier: VerifierFacts, given: str | None, said: str | None = None
 ) -> tuple[str, list[str]]:
-    """A hub id where one is given or certain, else the path; never with the user's home in it."""
+    """How a config names the verifier, and warnings: a hub id where one is given or certain, else
+    the path; never with the user's home in it. `said`: how another config names it.
+    """
     cached = repository_of(verifier.path)
-    certain = params.verifier_name or (cached.repository if cached else None)
+    certain = given or (cached.repository if cached else None)
     if certain:
         return certain, []
-    known = _said_by(source) or _said_in(Path(verifier.path) / "config.json")
+    known = said or _said_in(Path(verifier.path) / "config.json")
     offer = f" {known}, if that is it" if known and is_hub_id(known) else " ORG/NAME"
     warning = (
         "config.json names the verifier by a path of this machine, which breaks the checkpoint on "

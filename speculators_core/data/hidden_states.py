@@ -119,13 +119,13 @@ def cache_states(
     quarantined = _quarantined([file for file in files if file.first not in lacking])
     clock = _Clock(missing)
     for file in missing:
-        _judge(len(quarantined), count, directory)  # not only when all of them were computed
+        check_quarantined(len(quarantined), count, str(directory))  # not only at the end
         if progress.stopping():
             raise Stopped("stopped while hidden states were made; those made so far are kept")
         _make(file, prepared, producer, header, progress)
         quarantined |= _quarantined([file])
         clock.tell(file, progress)
-    _judge(len(quarantined), count, directory)
+    check_quarantined(len(quarantined), count, str(directory))
     if missing:
         tell(directory, {**header, **_told(producer), "tokens_per_second": f"{clock.speed:.1f}"})
     if quarantined:
@@ -270,7 +270,7 @@ def _make(
     documents = [prepared.document(number) for number in numbers]
     found = producer.states(documents, progress.stopping)
     kept = [_checked(s, len(d[0]), n) for s, d, n in zip(found, documents, numbers, strict=True)]
-    sound = [_is_finite(states) for states in kept]
+    sound = [is_finite(states) for states in kept]
     for number, fine in zip(numbers, sound, strict=True):
         if not fine:
             progress.note(f"document {number} is quarantined: its states hold NaN or infinity")
@@ -310,7 +310,8 @@ def _checked(states: States, length: int, number: int) -> States:
     return states
 
 
-def _is_finite(states: States) -> bool:
+def is_finite(states: States) -> bool:
+    """Whether no state is NaN or infinite."""
     return bool(torch.isfinite(states.aux).all() and torch.isfinite(states.final).all())
 
 
@@ -339,11 +340,12 @@ def _quarantined(files: list[_File]) -> set[int]:
     return result
 
 
-def _judge(quarantined: int, count: int, directory: Path) -> None:
+def check_quarantined(quarantined: int, count: int, where: str) -> None:
+    """Raise `DataError` where more of `count` documents are unusable than may be."""
     if quarantined > QUARANTINE_LIMIT * count:
         raise DataError(
             f"{quarantined} of {count} documents give NaN or infinite states "
             f"(at most {QUARANTINE_LIMIT:.0%} may)",
-            where=str(directory),
+            where=where,
             hint="the verifier may overflow in this dtype: try float32 or bfloat16",
         )

@@ -41,10 +41,21 @@ class Position(BaseModel):
     seconds: float = 0.0  # of training, earlier attempts included
     tokens: int = 0
     skipped: int = 0  # steps without a trained token
+    quarantined: list[int] = []  # documents that are not used
     schedule: dict[str, Any] = {}
     best: dict[str, float] = {}  # validation numbers of the best weights
     stale: int = 0  # judgements since those
     fingerprint: str = ""  # of parameters and data: another run's checkpoint is refused
+
+    @property
+    def told(self) -> str:
+        return f"step {self.step}, epoch {self.epoch}"
+
+    def advance(self, steps: int) -> None:
+        """Move behind a step's rows, of the `steps` of this epoch."""
+        self.batch += 1
+        if self.batch == steps:
+            self.epoch, self.batch = self.epoch + 1, 0
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from speculators_core.config import (
     default_aux_layers,
 )
 from speculators_core.config import Verifier as VerifierReference
+from speculators_core.conversion.pairing import written_name
 from speculators_core.data.prepare import Prepared
 from speculators_core.errors import PairingError
 from speculators_core.models.eagle3 import Eagle3Draft
@@ -45,6 +46,14 @@ def aux_layers(params: TrainParams, facts: VerifierFacts) -> list[int]:
     return sorted(ids)
 
 
+def verifier_name(params: TrainParams, facts: VerifierFacts) -> tuple[str, list[str]]:
+    """How the config names the verifier, and warnings where that is a place of this machine."""
+    said = None
+    if params.start_from:
+        said = warm_start.read(params, facts).speculators_config.verifier.name_or_path
+    return written_name(facts, params.verifier_name, said)
+
+
 def draft_config(params: TrainParams, facts: VerifierFacts, draft_vocab_size: int) -> Eagle3Config:
     """The config of the draft: that of the speculator to start from, or a new one with this
     verifier's widths, heads and rotary positions. Verifier, K, precision and whether the embedding
@@ -58,7 +67,10 @@ def draft_config(params: TrainParams, facts: VerifierFacts, draft_vocab_size: in
             proposal_methods=[
                 Proposal(speculative_tokens=params.speculative_tokens or params.ttt_steps)
             ],
-            verifier=VerifierReference(name_or_path=facts.path, architectures=facts.architectures),
+            verifier=VerifierReference(
+                name_or_path=verifier_name(params, facts)[0],
+                architectures=facts.architectures,
+            ),
         ),
     }
     if params.start_from:

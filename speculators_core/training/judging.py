@@ -7,7 +7,7 @@ there are prompts, it is what the best weights are picked by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from speculators_core.evaluate.prompts import read_prompts
 from speculators_core.models.eagle3 import Eagle3Draft
 from speculators_core.models.verifier import Verifier
 from speculators_core.params import SamplingParams, TrainParams
+from speculators_core.training.checkpointing import Position
 from speculators_core.training.world import World
 
 PREDICTED = "served_acceptance_length"
@@ -44,20 +45,52 @@ class Measurement:
     ) -> dict[str, float]:
         """Acceptance length and share of each position, greedily; every process answers its part.
 
-        Raises `Stopped` between two prompts where one process is all there is.
+        They wait for each other after every prompt, so that none waits longer than an answer
+        takes. Raises `Stopped` between two prompts.
         """
         k = self.speculative_tokens
         decoder = SpeculativeDecoder(self.verifier, EagleDrafter(draft, self.verifier), k)
         sampling = SamplingParams(max_tokens=self.max_tokens)
         histogram = torch.zeros(k + 1, dtype=torch.int64)
-        for prompt in self.prompts[world.rank :: world.size]:
-            if world.size == 1 and stopping():
+        for first in range(0, len(self.prompts), world.size):
+            if world.heard(stopping()):
                 raise Stopped("stopped while acceptance was measured; it can resume")
-            steps = list(decoder.generate(prompt, sampling))
-            histogram += torch.tensor(counted(steps, k).histogram)
-        told = acceptance([Counts(tuple(world.sum(histogram).tolist()))], k)
+            mine = torch.zeros_like(histogram)
+            for prompt in self.prompts[first : first + world.size][world.rank :][:1]:
+                mine = torch.tensor(counted(list(decoder.generate(prompt, sampling)), k).histogram)
+            histogram += world.sum(mine).cpu()
+        told = acceptance([Counts(tuple(histogram.tolist()))], k)
         shares = {f"measured_acceptance_{i}": share for i, share in enumerate(told.per_position)}
         return {MEASURED: told.acceptance_length, **shares}
+
+
+@dataclass
+class Contest:
+    """Which weights are the best so far, by the number `name`; `over` once `patience` judgements
+    in a row were all below them.
+    """
+
+    name: str
+    patience: int | None
+    over: bool = False
+
+    def won(self, found: Mapping[str, float], position: Position) -> bool:
+        """Whether the weights of this position are the best, which it then remembers."""
+        if found[self.name] >= position.best.get(self.name, 0.0):
+            position.best = {**found, "step": float(position.step)}
+            position.stale = 0
+            return True
+        position.stale += 1
+        self.over = self.patience is not None and position.stale >= self.patience
+        return False
+
+    def told(self, position: Position) -> str:
+        """Why it is over."""
+        best = position.best
+        return (
+            f"ended early at step {position.step}: {position.stale} times in a row {self.name} "
+            f"was below {best[self.name]:.3f}, of step {best['step']:.0f}"
+        )
 
 
 def measurement(

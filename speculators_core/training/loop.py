@@ -24,14 +24,15 @@ from speculators_core.progress import Progress
 from speculators_core.training import checkpointing
 from speculators_core.training.checkpointing import Position
 from speculators_core.training.divergence import mixture
-from speculators_core.training.judging import MEASURED, PREDICTED, Measurement
-from speculators_core.training.loss import TargetHead, Unroller
+from speculators_core.training.judging import MEASURED, PREDICTED, Contest, Measurement
+from speculators_core.training.loss import TargetHead, Unrolled, Unroller
 from speculators_core.training.meter import Meter
 from speculators_core.training.optimization import Optimization
 from speculators_core.training.order import Order, Rows
 from speculators_core.training.pace import Pace
 from speculators_core.training.packing import Packed, batches, pack
 from speculators_core.training.precision import Machine
+from speculators_core.training.quarantine import Quarantine
 from speculators_core.training.schedule import Schedule, planned
 from speculators_core.training.sources import Source
 from speculators_core.training.world import (
@@ -54,6 +55,7 @@ class Loop:
     draft: Eagle3Draft
     head: TargetHead
     source: Source
+    quarantine: Quarantine
     prepared: Prepared
     training: list[int]  # documents
     validation: list[int]
@@ -91,10 +93,10 @@ class Loop:
             params.accumulate * self.world.size,
         )
         self.schedule = planned(params, self.order.total())
-        self.pace = Pace(self.began)
+        self.pace = Pace(self.began, params.max_minutes)
         self.meter = self._meter()
+        self.contest = Contest(MEASURED if self.measurement else PREDICTED, params.patience)
         self.judged: tuple[int, bool] | None = None  # (step, measured) of the last judgement
-        self.over = False  # nothing got better for too long
 
     # ---- the run
 
@@ -108,7 +110,7 @@ class Loop:
                 raise Stopped(
                     f"stopped at step {self.position.step} of {self.schedule.total}; it can resume"
                 )
-            self._advance()
+            self.position.advance(len(self.order.steps(self.position.epoch)))
             self._step(rows)
         if self.position.step == 0:
             raise DataError("no batch has a token to train on", hint="look at the loss masks")
@@ -119,24 +121,39 @@ class Loop:
             self._judge(measure=last)
 
     def _step(self, rows: Rows) -> None:
-        live = self.order.live(rows, self.params.ttt_steps)
-        if not live[0]:
+        trained = self._gradients(rows)
+        if trained is None:
             self.position.skipped += 1
-            self.progress.note(f"a step without a trained token is skipped ({self._where()})")
+            self.progress.note(f"a step without a trained token is skipped ({self.position.told})")
             return
+        loss, tokens = trained
         rate = self.params.lr * self.schedule.factor(self.position.step)
-        self.optimization.clear()
-        loss = self._gradients(rows, live)
         norm = self.optimization.clip()
         self._check(loss, norm)
         self.optimization.step(rate)
         self.position.step += 1
-        self.position.tokens += sum(self.order.lengths[d] for row in rows for d in row)
+        self.position.tokens += tokens
         self._after_step({"lr": rate, "grad_norm": norm})
 
-    def _gradients(self, rows: Rows, live: Tensor) -> float:
-        """Of this process's rows, gathered from all; the loss of the whole step."""
-        total = torch.zeros((), dtype=torch.float64)
+    def _gradients(self, rows: Rows) -> tuple[float, int] | None:
+        """The loss of a whole step and its tokens, the gradients being there; None where no chain
+        is trained. Where a document turns out to be unusable, all again without it."""
+        while True:
+            sound = [[d for d in row if d not in self.quarantine] for row in rows]
+            live = self.order.live(sound, self.params.ttt_steps)
+            if not live[0]:
+                return None
+            self.optimization.clear()
+            loss, seen = self._backward(sound, live)
+            if not self.quarantine.settle(self.world):
+                for result, batch in seen:
+                    self.meter.add(result, len(batch.ids), batch.left)
+                return loss, sum(self.order.lengths[d] for row in sound for d in row)
+
+    def _backward(self, rows: Rows, live: Tensor) -> tuple[float, list[tuple[Unrolled, Packed]]]:
+        """Gradients of this process's rows, gathered from all; the loss of the whole step, and
+        what this process saw."""
+        total, seen = torch.zeros((), dtype=torch.float64), []
         mine = self.world.mine(rows, self.params.accumulate)
         for at, row in enumerate(mine, 1):
             batch = self._packed(row) if row else None
@@ -146,20 +163,22 @@ class Loop:
                     loss, result = self.model(batch, targets, live)
                 (loss * self.world.size).backward()  # which is divided by it when gathered
             if batch and result:
-                self.meter.add(result, len(batch.ids), batch.left)
+                seen.append((result, batch))
             total += loss.detach().double().cpu()
-        return float(self.world.sum(total))
+        return float(self.world.sum(total)), seen
 
     def _packed(self, documents: Sequence[int]) -> Packed | None:
         """A row with its states; None where no chain starts in it."""
-        batch = pack(self.source(documents), self.head.rows.device)
-        return batch if len(batch.starts) else None
+        found = self.source(documents)
+        batch = pack(found, self.head.rows.device) if found else None
+        return batch if batch and len(batch.starts) else None
 
     def _after_step(self, values: dict[str, float]) -> None:
         step = self.position.step
         self.pace.note(step)
         self.position.seconds = self.pace.seconds
-        self._keep_time()
+        if told := self.pace.keep(step, self.schedule, self.world.heard):
+            self.progress.note(told)
         if step % LOG_EVERY == 0:
             self._log(values)
         due = self._due_judgement()
@@ -176,7 +195,11 @@ class Loop:
         means = self.meter.read()
         if not means:
             return
-        further = {"memory_mb": self.machine.memory_mb(), "skipped": float(self.position.skipped)}
+        further = {
+            "memory_mb": self.machine.memory_mb(),
+            "skipped": float(self.position.skipped),
+            "quarantined": float(len(self.quarantine)),
+        }
         left = self.pace.left(self.position.step, self.schedule.total)
         if left is not None:
             further["seconds_left"] = left
@@ -186,7 +209,7 @@ class Loop:
     def _check(self, loss: float, norm: float) -> None:
         if not math.isfinite(norm) or not math.isfinite(loss):
             raise SpeclabError(
-                f"the loss is {loss} and its gradient norm {norm} at {self._where()}",
+                f"the loss is {loss} and its gradient norm {norm} at {self.position.told}",
                 where="training",
                 hint="lower lr or grad_clip; the last checkpoint before this is kept",
             )
@@ -196,33 +219,9 @@ class Loop:
     def _next(self) -> Rows | None:
         """The rows at the position; None at the end of the schedule, the data or patience."""
         at = self.position
-        if self.over or at.step >= self.schedule.total or at.epoch >= self.params.epochs:
+        if self.contest.over or at.step >= self.schedule.total or at.epoch >= self.params.epochs:
             return None
         return self.order.steps(at.epoch)[at.batch]
-
-    def _advance(self) -> None:
-        """The position moves behind the rows that are about to be trained."""
-        self.position.batch += 1
-        if self.position.batch == len(self.order.steps(self.position.epoch)):
-            self.position.epoch, self.position.batch = self.position.epoch + 1, 0
-
-    def _keep_time(self) -> None:
-        """Shorten the schedule where the time limit would not be kept."""
-        if self.params.max_minutes is None:
-            return
-        step, before = self.position.step, self.schedule.total
-        fitting = self.pace.fitting(step, self.schedule, self.params.max_minutes)
-        fitting = self.world.heard(fitting)
-        if fitting < before:
-            self.schedule.shorten(step, fitting)
-            speed = self.pace.seconds_a_step(step) or 0.0
-            self.progress.note(
-                f"{before} steps shortened to {fitting} "
-                f"({speed:.2f} s a step, limit {self.params.max_minutes:g} minutes)"
-            )
-
-    def _where(self) -> str:
-        return f"step {self.position.step}, epoch {self.position.epoch}"
 
     def _meter(self) -> Meter:
         return Meter(self.params.ttt_steps, self.world)
@@ -233,12 +232,14 @@ class Loop:
     def evaluate(self) -> dict[str, float]:
         """Means over the validation documents."""
         meter = self._meter()
-        packed = batches(self.order.lengths, self.params.tokens_per_batch, self.validation)
+        sound = [d for d in self.validation if d not in self.quarantine]
+        packed = batches(self.order.lengths, self.params.tokens_per_batch, sound)
         with assembled(self.model), self.machine.autocast():
             for documents in packed[self.world.rank :: self.world.size]:
                 if batch := self._packed(documents):
                     result = self.unroller.unroll(batch, self.head.targets(batch))
                     meter.add(result, len(batch.ids), batch.left)
+        self.quarantine.settle(self.world)
         return meter.read()
 
     def measure(self) -> dict[str, float]:
@@ -263,25 +264,12 @@ class Loop:
         measured = self.measure() if measure else {}
         if told or measured:
             self.progress.metrics(self.position.step, told | measured)
-        name = MEASURED if self.measurement else PREDICTED
-        if name in (found := values | measured):
-            self._compare(name, found)
+        if self.contest.name in (found := values | measured):
+            if self.contest.won(found, self.position):
+                self._keep_best()
+            elif self.contest.over:
+                self.progress.note(self.contest.told(self.position))
         self.meter.since = time.monotonic()
-
-    def _compare(self, name: str, found: dict[str, float]) -> None:
-        if found[name] >= self.position.best.get(name, 0.0):
-            self.position.best = {**found, "step": float(self.position.step)}
-            self.position.stale = 0
-            self._keep_best()
-            return
-        self.position.stale += 1
-        if self.params.patience is not None and self.position.stale >= self.params.patience:
-            self.over = True
-            self.progress.note(
-                f"ended early at step {self.position.step}: {self.position.stale} times in a row "
-                f"{name} was below {self.position.best[name]:.3f}, of step "
-                f"{self.position.best['step']:.0f}"
-            )
 
     # ---- checkpoints
 
@@ -295,6 +283,7 @@ class Loop:
     def save(self) -> None:
         """A checkpoint of this moment."""
         self.position.schedule = self.schedule.state()
+        self.position.quarantined = sorted(self.quarantine.documents)
         weights = self._weights()
         state: dict[str, Any] = {
             "optimizer": self.optimization.state(),
@@ -302,7 +291,7 @@ class Loop:
         }
         self.world.after_first(
             f"step {self.position.step}",
-            lambda: _nothing(checkpointing.save(self.directory, self.position, weights, state)),
+            lambda: checkpointing.save(self.directory, self.position, weights, state),
         )
 
     def load(self, checkpoint: checkpointing.Checkpoint) -> None:
@@ -310,6 +299,7 @@ class Loop:
         self.position = checkpoint.position
         self.schedule = Schedule.of(checkpoint.position.schedule)
         self.pace.earlier = checkpoint.position.seconds
+        self.quarantine.documents.update(checkpoint.position.quarantined)
         self.restore(checkpoint.weights)
         self.optimization.load(checkpoint.state["optimizer"])
         torch.set_rng_state(checkpoint.state["random"])
@@ -324,7 +314,3 @@ class Loop:
     def _weights(self) -> dict[str, Tensor]:
         """Whole, to be written; every process must ask."""
         return {name: whole(tensor.detach()) for name, tensor in self.trainable.items()}
-
-
-def _nothing(_made: object) -> None:
-    return None

@@ -47,7 +47,7 @@ class Order:
     def live(self, rows: Rows, steps: int) -> Tensor:
         """[steps] int64: chains of these rows that reach each draft step."""
         masks = [self.prepared.document(number)[1] for row in rows for number in row]
-        left = torch.cat([steps_left(mask) for mask in masks])
+        left = torch.cat([steps_left(mask) for mask in masks] or [torch.zeros(0)])
         return torch.stack([(left > k).sum() for k in range(steps)])
 
     def _packed(self, epoch: int) -> list[Rows]:

@@ -12,6 +12,7 @@ from speculators_core.data.hidden_states import (
     cache_key,
     cache_states,
     expected_header,
+    is_finite,
 )
 from speculators_core.data.prepare import Prepared
 from speculators_core.data.states import InProcess, StateProducer, States, Tokens
@@ -20,9 +21,10 @@ from speculators_core.models.verifier import Verifier
 from speculators_core.params import TrainParams
 from speculators_core.progress import Progress
 from speculators_core.training.packing import Document
+from speculators_core.training.quarantine import Quarantine
 
 Source = Callable[[Sequence[int]], list[Document]]
-"""Documents by number, with the verifier's states."""
+"""Documents by number, with the verifier's states; without those that turn out to be unusable."""
 
 
 def open_source(
@@ -31,23 +33,21 @@ def open_source(
     verifier: Verifier,
     layers: list[int],
     progress: Progress,
-) -> tuple[Source, set[int]]:
+) -> tuple[Source, Quarantine]:
     """What training reads from, as the parameters ask; and the documents that are unusable.
 
     With `hidden_states` vllm the cache is expected to be there (`training.extraction`).
     """
     here = InProcess(verifier, layers)
-    if params.hidden_states != "online":
-        producer = _MadeBefore(verifier, layers) if params.hidden_states == "vllm" else here
-        place = states_place(params, prepared, here)
-        cache = cache_states(prepared, producer, place, progress, dtype=params.states_dtype)
-        return _from_cache(cache, prepared), cache.quarantined
-
-    def online(numbers: Sequence[int]) -> list[Document]:
-        documents = [prepared.document(number) for number in numbers]
-        return _documents(documents, here.states(documents))
-
-    return online, set()
+    quarantine = Quarantine(len(prepared.lengths), params.data, progress)
+    if params.hidden_states == "online":
+        quarantine.growing = True
+        return _computed(prepared, here, quarantine), quarantine
+    producer = _MadeBefore(verifier, layers) if params.hidden_states == "vllm" else here
+    place = states_place(params, prepared, here)
+    cache = cache_states(prepared, producer, place, progress, dtype=params.states_dtype)
+    quarantine.documents = cache.quarantined
+    return _from_cache(cache, prepared), quarantine
 
 
 def states_place(params: TrainParams, prepared: Prepared, producer: StateProducer) -> Path:
@@ -68,6 +68,21 @@ class _MadeBefore(InProcess):
             where="hidden_states",
             hint="train with `speclab train` or as a run, or set hidden_states to cached",
         )
+
+
+def _computed(prepared: Prepared, producer: StateProducer, quarantine: Quarantine) -> Source:
+    def online(numbers: Sequence[int]) -> list[Document]:
+        asked = [prepared.document(number) for number in numbers]
+        found = _documents(asked, producer.states(asked))
+        sound = []
+        for number, document in zip(numbers, found, strict=True):
+            if is_finite(document.states):
+                sound.append(document)
+            else:
+                quarantine.add(number)
+        return sound
+
+    return online
 
 
 def _from_cache(cache: StateCache, prepared: Prepared) -> Source:

@@ -13,25 +13,32 @@ from pydantic import BaseModel
 from speculators_core.checkpoint import save_speculator
 from speculators_core.data.prepare import Prepared, load_prepared
 from speculators_core.decode.verify import check_cacheable
-from speculators_core.errors import Conflict, DataError, PairingError
+from speculators_core.errors import DataError, InputError, PairingError
 from speculators_core.models.eagle3 import Eagle3Draft
 from speculators_core.models.verifier import Verifier, load_verifier
 from speculators_core.params import TrainParams
 from speculators_core.progress import Portion, Progress, Quiet
 from speculators_core.training import checkpointing, made, warm_start
-from speculators_core.training.draft import aux_layers, build_draft
+from speculators_core.training.draft import aux_layers, build_draft, verifier_name
 from speculators_core.training.judging import Measurement, measurement
 from speculators_core.training.launch import train_in_processes
 from speculators_core.training.loop import Loop
 from speculators_core.training.loss import TargetHead
+from speculators_core.training.places import (
+    check_same_step,
+    check_shared,
+    checkpoints_of,
+    earlier_attempt,
+)
 from speculators_core.training.precision import find_machine
+from speculators_core.training.quarantine import Quarantine
 from speculators_core.training.sinks import check_sinks, copied
 from speculators_core.training.sources import open_source
 from speculators_core.training.world import World, in_parts, whole
 
 _MAY_DIFFER = (
     "data", "verifier", "max_minutes", "accumulate", "processes", "sharding", "nodes", "node_rank",
-    "rendezvous", "sinks",
+    "rendezvous", "sinks", "verifier_name",
 )  # fmt: skip
 """Parameters that a run may be resumed with another value of."""
 _STATES_SHARE = 0.2  # of the whole time, about, when the states are cached first
@@ -40,7 +47,7 @@ _STATES_SHARE = 0.2  # of the whole time, about, when the states are cached firs
 class TrainResult(BaseModel):
     """What `train` made. `best` holds the numbers of the written weights and their step;
     `trainable` and `frozen` name the draft's tensors; `skipped` counts steps without a trained
-    token; `ended_early`: patience was lost.
+    token, `quarantined` chats whose states hold NaN or infinity; `ended_early`: patience was lost.
     """
 
     output: str
@@ -50,6 +57,7 @@ class TrainResult(BaseModel):
     trainable: list[str] = []
     frozen: list[str] = []
     skipped: int = 0
+    quarantined: int = 0
     ended_early: bool = False
 
 
@@ -68,7 +76,7 @@ def train(
     """
     progress = progress or Quiet()
     check_sinks(params.sinks)
-    _earlier_attempt(output, resume)
+    earlier_attempt(output, resume)
     if params.world > 1:
         told = train_in_processes(params, output, progress, resume)
         return TrainResult.model_validate(told)
@@ -79,6 +87,7 @@ def train_here(
     params: TrainParams, output: Path, progress: Progress, resume: Path | None, world: World
 ) -> TrainResult:
     """What `train` does, in this process, which may be one of several."""
+    check_shared(world, output.parent)
     names = params.sinks if world.first else ()
     with copied(progress, names, output, params.model_dump(mode="json")) as progress:
         loop = _loop(params, output, progress, world)
@@ -96,7 +105,8 @@ def train_here(
         trainable=tensors[True],
         frozen=tensors[False],
         skipped=loop.position.skipped,
-        ended_early=loop.over,
+        quarantined=len(loop.quarantine),
+        ended_early=loop.contest.over,
     )
 
 
@@ -110,11 +120,13 @@ def _loop(params: TrainParams, output: Path, progress: Progress, world: World) -
     layers = aux_layers(params, verifier.facts)
     share = _STATES_SHARE if params.hidden_states != "online" else 0.0
     first = Portion(progress, 0.0, share)
-    source, quarantined = world.in_turn(
+    source, quarantine = world.in_turn(
         lambda: open_source(params, prepared, verifier, layers, first)
     )
-    training, validation = _split(prepared, quarantined)
+    training, validation = _split(prepared, quarantine)
     draft = build_draft(params, verifier, prepared)
+    for warning in verifier_name(params, verifier.facts)[1]:
+        progress.note(warning)
     if params.start_from:
         progress.note(warm_start.describe(draft, prepared))
     loop = Loop(
@@ -122,12 +134,13 @@ def _loop(params: TrainParams, output: Path, progress: Progress, world: World) -
         draft=draft,
         head=TargetHead(verifier.final_norm, verifier.lm_head, draft.kept, verifier.logit_rule),
         source=source,
+        quarantine=quarantine,
         prepared=prepared,
         training=training,
         validation=validation,
         measurement=_measurement(params, prepared, validation, verifier, progress),
         machine=machine,
-        directory=_checkpoints(output),
+        directory=checkpoints_of(output),
         progress=Portion(progress, share, 1.0),
         began=began,
         world=world,
@@ -137,13 +150,12 @@ def _loop(params: TrainParams, output: Path, progress: Progress, world: World) -
 
 
 def _resume(loop: Loop, output: Path, resume: Path | None, progress: Progress) -> None:
-    earlier = _earlier_attempt(output, resume)
-    if earlier is None:
+    earlier = earlier_attempt(output, resume)
+    found = checkpointing.load_last(earlier, loop.position.fingerprint) if earlier else None
+    check_same_step(loop.world, found, str(resume))
+    if earlier is None or found is None:
         return
-    checkpoint = checkpointing.load_last(earlier, loop.position.fingerprint)
-    if checkpoint is None:
-        return
-    loop.load(checkpoint)
+    loop.load(found)
     loop.world.after_first("adopted", lambda: checkpointing.adopt_best(earlier, loop.directory))
     progress.note(f"resumed at step {loop.position.step} of {loop.schedule.total}")
 
@@ -168,32 +180,18 @@ def _measurement(
             f"measures on {len(found.prompts)} held-out prompts, every {params.evaluate_every} "
             f"steps (K = {found.speculative_tokens}, {found.max_tokens} tokens)"
         )
-    else:
+    elif validation:
         progress.note("the best weights are those of the highest predicted acceptance length")
+    elif params.patience is not None:
+        raise InputError(
+            "patience counts judgements, but there is nothing to judge by: no chat is kept for "
+            "validation and no prompt is known",
+            where="patience",
+            hint="prepare with a larger validation_fraction, or name prompts as held_out",
+        )
+    else:
+        progress.note("nothing to judge weights by, no chat is kept for validation: the last count")
     return found
-
-
-def _checkpoints(output: Path) -> Path:
-    return output.parent / f"{output.name}.checkpoints"
-
-
-def _earlier_attempt(output: Path, resume: Path | None) -> Path | None:
-    """Where to look for a checkpoint; None to start from the beginning."""
-    checkpoints = _checkpoints(output)
-    if output.exists():
-        raise Conflict("the output exists already", where=str(output), hint="choose another output")
-    if resume is None:
-        if checkpoints.exists():
-            raise Conflict(
-                "checkpoints of an earlier attempt are there",
-                where=str(checkpoints),
-                hint=f"continue with --resume {checkpoints}, or remove them",
-            )
-        return None
-    if any(resume.glob("step-*")):
-        return resume
-    inside = sorted(p for p in resume.glob("*.checkpoints") if any(p.glob("step-*")))
-    return inside[0] if inside else None
 
 
 def check_pair(prepared: Prepared, verifier: Verifier, params: TrainParams) -> None:
@@ -215,7 +213,7 @@ def check_pair(prepared: Prepared, verifier: Verifier, params: TrainParams) -> N
     verifier.check_head()
 
 
-def _split(prepared: Prepared, quarantined: set[int]) -> tuple[list[int], list[int]]:
+def _split(prepared: Prepared, quarantined: Quarantine) -> tuple[list[int], list[int]]:
     chosen = prepared.validation.tolist()
     usable = [d for d in range(len(chosen)) if d not in quarantined]
     training = [d for d in usable if not chosen[d]]
@@ -251,6 +249,7 @@ def _tell_plan(loop: Loop, progress: Progress) -> None:
     params, rows = loop.params, loop.order.rows
     progress.note(
         f"{len(loop.training)} chats to train on, {len(loop.validation)} to validate, "
+        f"{len(loop.quarantine)} quarantined, "
         f"{loop.schedule.total} steps of up to {rows} x {params.tokens_per_batch} tokens, "
         f"loss {params.loss}, {params.optimizer}, {params.schedule}"
     )

@@ -62,6 +62,12 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def values(self, value: int) -> list[int]:
+        """Everybody's value, to everybody, by rank."""
+        told = torch.zeros(self.size, dtype=torch.int64)
+        told[self.rank] = value
+        return [int(each) for each in self.sum(told)]
+
     def meet(self) -> None:
         """Go on when everybody is here."""
         if self.size > 1:
@@ -89,7 +95,7 @@ class World:
                 self.store.set(f"node {self.node}", "done")
         return made
 
-    def after_first(self, name: str, work: Callable[[], None]) -> None:
+    def after_first(self, name: str, work: Callable[[], object]) -> None:
         """The first process works while the others wait, however long it takes."""
         if self.first:
             work()

@@ -119,6 +119,9 @@ def test_other_losses_are_refused_by_name(text: str, said: str) -> None:
     [
         ({"schedule": "constant", "warmup_ratio": 0.1}, "choose constant_with_warmup"),
         ({"held_out": "prompts.jsonl", "evaluate_every": 0}, "evaluate_every is 0"),
+        ({"evaluate_prompts": 8, "evaluate_every": 0}, "evaluate_prompts .* evaluate_every is 0"),
+        ({"evaluate_tokens": 32, "evaluate_every": 0}, "evaluate_tokens .* evaluate_every is 0"),
+        ({"ttt_steps": 1, "ttt_step_loss_decay": 0.8}, "ttt_steps is 1"),
         ({"sharding": "fsdp"}, "more than one process"),
         ({"sharding": "fsdp", "processes": 2, "optimizer": "muon"}, "choose sharding ddp"),
         ({"nodes": 2}, "HOST:PORT"),
@@ -131,7 +134,8 @@ def test_other_losses_are_refused_by_name(text: str, said: str) -> None:
 def test_options_that_would_be_ignored_or_harm_are_refused(
     values: dict[str, object], said: str
 ) -> None:
-    """C7: float16 is not on offer; C13: a constant schedule would ignore its warm-up."""
+    """C7: float16 is not on offer; C13: a constant schedule would ignore its warm-up, a run that
+    measures nothing how it should measure, a single step how later ones are weighed."""
     with pytest.raises(InputError, match=said):
         parse_params(JobKind.TRAIN, {"data": "d", "verifier": "v", **values})
     assert TrainParams(data="d", verifier="v", schedule="constant").warmup_ratio is None

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from tests import learning
-from tests.conftest import CACHE, ROOT
+from tests.conftest import CACHE
+from tests.core.proofs import record
 from tests.learning import Learning, gsm8k, learn, table
 
-PROOF = ROOT / "docs" / "proofs" / "learning.jsonl"
 SAMPLES = os.environ.get("SPECLAB_PROVE_SAMPLES", "100,300,1000")
 MINUTES = float(os.environ.get("SPECLAB_PROVE_MINUTES", "20"))
 WITHIN = 0.1  # tokens a step, of the prediction and what is measured
@@ -63,13 +61,8 @@ def test_gsm8k_teaches_more_with_more_samples_and_the_prediction_holds() -> None
     if not learning.DATA.exists():
         pytest.skip(f"GSM8K is not at {learning.DATA}")
     rows = learn(gsm8k(CACHE / "learning", [int(n) for n in SAMPLES.split(",")], MINUTES))
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
-    PROOF.parent.mkdir(exist_ok=True)
-    with PROOF.open("a") as file:
-        told = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "commit": commit or "unknown"}
-        file.writelines(json.dumps(told | asdict(row)) + "\n" for row in rows)
+    for row in rows:
+        record("learning", asdict(row))
     print(table(rows))
     assert all(row.difference <= WITHIN for row in rows), table(rows)
     assert rows[-1].measured > rows[0].measured > 1

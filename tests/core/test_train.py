@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,16 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from speculators_core.checkpoint import load_speculator
 from speculators_core.data.prepare import Prepared, load_prepared
-from speculators_core.errors import CheckpointError, Conflict, DataError, PairingError, SpeclabError
+from speculators_core.data.states import InProcess, States, Tokens
+from speculators_core.errors import (
+    CheckpointError,
+    Conflict,
+    DataError,
+    InputError,
+    PairingError,
+    SpeclabError,
+    Stopped,
+)
 from speculators_core.models.verifier import load_verifier
 from speculators_core.params import TrainParams
 from speculators_core.training import train as train_module
@@ -62,7 +71,6 @@ def test_a_speculator_is_written_that_can_be_loaded(
     draft = load_speculator(tmp_path / "out")
     assert draft.config.eagle_aux_hidden_state_layer_ids == list(tiny.AUX_LAYERS)
     assert draft.config.speculative_tokens == 3
-    assert draft.config.speculators_config.verifier.name_or_path == str(tiny_verifier)
     assert torch.equal(draft.t2d, load_prepared(data).kept)
     assert result.steps > 0 and result.best["acceptance_length"] >= 1
     card = (tmp_path / "out" / "README.md").read_text()
@@ -70,6 +78,28 @@ def test_a_speculator_is_written_that_can_be_loaded(
     assert (tmp_path / "out" / "training_report.json").exists()
     assert not list(tmp_path.glob("*.checkpoints"))
     assert listener.fractions == sorted(listener.fractions) and listener.fractions[-1] == 1.0
+
+
+def test_a_verifier_that_is_named_by_a_path_is_warned_of_and_never_names_the_users_home(
+    run: Train, tmp_path: Path, tiny_verifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A22: as in a conversion."""
+
+    def named(output: str) -> str:
+        return load_speculator(tmp_path / output).config.speculators_config.verifier.name_or_path
+
+    home = tiny_verifier.parent
+    monkeypatch.setenv("HOME", str(home))
+    listener = Listener()
+    run(listener, output="by_path", epochs=1)
+    (warning,) = (note for note in listener.notes if "path of this machine" in note)
+    assert "--verifier-name ORG/NAME" in warning
+    assert named("by_path") == f"~/{tiny_verifier.name}"
+    assert str(home) not in (tmp_path / "by_path" / "config.json").read_text()
+    listener = Listener()
+    run(listener, output="by_id", epochs=1, verifier_name="org/tiny")
+    assert named("by_id") == "org/tiny"
+    assert not any("path of this machine" in note for note in listener.notes)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -119,14 +149,50 @@ def test_frozen_tensors_are_bit_equal_and_the_log_lists_them(
     assert any("float32" in note and "device cpu" in note for note in listener.notes)
 
 
-def test_training_is_the_same_with_and_without_validation(run: Train, tmp_path: Path) -> None:
-    """C2: what validation counts is not training's."""
-    curves = []
-    for every in (3, 1000):
-        listener = Listener()
-        run(listener, output=f"v{every}", validate_every=every, epochs=1)
-        curves.append([v["loss"] for v in listener.steps.values() if "loss" in v])
-    assert curves[0] == curves[1]
+JUDGED = ("val_", "measured_")
+CLOCKS = ("tokens_per_second", "memory_mb", "seconds_left")
+
+
+@pytest.mark.parametrize(
+    "judging",
+    [
+        {"validate_every": 3},
+        {"evaluate_every": 3, "evaluate_prompts": 1, "evaluate_tokens": 8},
+    ],
+    ids=["validated", "measured"],
+)
+def test_training_is_the_same_whether_or_not_it_is_judged_on_the_way(
+    run: Train, tmp_path: Path, judging: dict[str, int]
+) -> None:
+    """C2: what a validation or a measurement counts is not training's."""
+    never, often = Listener(), Listener()
+    run(never, output="never", validate_every=1000, epochs=1)
+    run(often, output="often", **{"validate_every": 1000, **judging}, epochs=1)
+    assert any(name.startswith(JUDGED) for name in often.steps[3])
+
+    def trained(listener: Listener) -> dict[int, dict[str, float]]:
+        kept = {
+            step: {n: v for n, v in values.items() if not n.startswith(JUDGED) and n not in CLOCKS}
+            for step, values in listener.steps.items()
+        }
+        return {step: values for step, values in kept.items() if values}
+
+    assert trained(never) == trained(often) and "loss" in trained(never)[5]
+    one, other = (load_file(tmp_path / n / "model.safetensors") for n in ("never", "often"))
+    assert never.steps.keys() <= often.steps.keys() and one.keys() == other.keys()
+
+
+def test_judgements_are_told_while_training_goes_on(run: Train) -> None:
+    """C14: a curve to watch, not a table at the end."""
+    order: list[str] = []
+
+    class Watcher(Listener):
+        def metrics(self, step: int, values: dict[str, float]) -> None:
+            order.append("judged" if "val_loss" in values else "trained")
+
+    run(Watcher(), validate_every=3)
+    first = order.index("judged")
+    assert order.count("judged") >= 3 and "trained" in order[first:]
 
 
 def test_states_computed_on_the_way_train_the_same(run: Train, tmp_path: Path) -> None:
@@ -139,11 +205,83 @@ def test_states_computed_on_the_way_train_the_same(run: Train, tmp_path: Path) -
         torch.testing.assert_close(tensor, online[name], atol=2e-3, rtol=1e-2, msg=name)
 
 
+def spoil(monkeypatch: pytest.MonkeyPatch, data: Path, *documents: int) -> None:
+    """The verifier gives NaN for these documents."""
+    prepared = load_prepared(data)
+    bad = {tuple(prepared.document(number)[0].tolist()) for number in documents}
+    original = InProcess.states
+
+    def states(self: InProcess, asked: Sequence[Tokens], *more: object) -> list[States]:
+        found = original(self, asked, *more)
+        for (ids, _), one in zip(asked, found, strict=True):
+            if tuple(ids.tolist()) in bad:
+                one.final[0, 0] = float("nan")
+        return found
+
+    monkeypatch.setattr(InProcess, "states", states)
+
+
+def kept_for(data: Path, *, validation: bool) -> list[int]:
+    return (load_prepared(data).validation == validation).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("hidden_states", ["online", "cached"])
+def test_a_chat_whose_states_are_no_numbers_is_set_aside_and_counted(
+    run: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path, hidden_states: str
+) -> None:
+    """B7: wherever the states come from."""
+    copied = shutil.copytree(data, tmp_path / "data")
+    spoil(monkeypatch, data, kept_for(data, validation=False)[0])
+    listener = Listener()
+    result = run(listener, data=str(copied), epochs=2, hidden_states=hidden_states)
+    assert result.quarantined == 1
+    assert [v["quarantined"] for v in listener.steps.values() if "quarantined" in v][-1] == 1
+    assert sum("is quarantined: its states" in note for note in listener.notes) == 1
+    assert all(t.isfinite().all() for t in load_file(tmp_path / "out/model.safetensors").values())
+
+
+def test_a_chat_that_is_set_aside_on_the_way_leaves_the_step_as_if_it_taught_nothing(
+    run: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path
+) -> None:
+    """B7: neither its NaN nor its share of the step's mean."""
+    bad = kept_for(data, validation=False)[3]
+
+    def without_its_mask(directory: str) -> Prepared:
+        prepared = load_prepared(directory)
+        prepared.document(bad)[1].zero_()  # a view of the whole mask
+        return prepared
+
+    same = {"hidden_states": "online", "epochs": 1, "tokens_per_batch": 128, "accumulate": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(train_module, "load_prepared", without_its_mask)
+        run(output="untaught", **same)
+    spoil(monkeypatch, data, bad)
+    with pytest.raises(Stopped):
+        run(Listener(lambda me: any("is quarantined" in note for note in me.notes)), **same)
+    monkeypatch.undo()  # what was set aside stays so, also where it would now do
+    assert run(resume=tmp_path, **same).quarantined == 1
+    one, other = (load_file(tmp_path / n / "model.safetensors") for n in ("untaught", "out"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(other[name], tensor, atol=1e-3, rtol=1e-2, msg=name)
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_too_many_chats_that_are_set_aside_on_the_way_end_the_run(
+    run: Train, monkeypatch: pytest.MonkeyPatch, data: Path, validation: bool
+) -> None:
+    """B7: more than 5 %, be they trained on or validated with."""
+    chosen = [*kept_for(data, validation=validation), *kept_for(data, validation=False)][:3]
+    spoil(monkeypatch, data, *chosen)
+    with pytest.raises(DataError, match="3 of 40 documents give NaN"):
+        run(hidden_states="online", validate_every=3)
+
+
 def test_a_time_limit_shortens_the_schedule(run: Train) -> None:
     listener = Listener()
     result = run(listener, epochs=2000, max_minutes=0.06)
     assert result.steps < 2000 and result.seconds < 30
-    assert any("shortened" in note for note in listener.notes)
+    told = [note.split(" (")[0].split() for note in listener.notes if "shortened" in note]
+    assert told and all(int(after) < 0.9 * int(before) for before, *_, after in told)
     assert listener.fractions[-1] == 1.0
 
 
@@ -199,6 +337,18 @@ def test_data_of_another_tokenizer_or_vocabulary_is_refused(
     (other / "tokenizer.json").write_text(text + " ")
     with pytest.raises(PairingError, match="another tokenizer"):
         run(verifier=str(other))
+
+
+def test_patience_without_anything_to_judge_by_is_refused(
+    run: Train, tmp_path: Path, tiny_verifier: Path
+) -> None:
+    """C13: it would never be lost."""
+    whole = prepare_chats(tmp_path, tiny_verifier, count=6, validation_fraction=0.0)
+    with pytest.raises(InputError, match="nothing to judge by"):
+        run(data=str(whole), patience=3)
+    listener = Listener()
+    run(listener, data=str(whole), epochs=1)
+    assert any("nothing to judge weights by" in note for note in listener.notes)
 
 
 def test_wrong_input_is_named(run: Train, tmp_path: Path) -> None:
