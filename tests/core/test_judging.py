@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from torch import Tensor
 
+from speculators_core.checkpoint import load_speculator
 from speculators_core.data.prepare import load_prepared
+from speculators_core.decode.engine import SpeculativeDecoder, Step
 from speculators_core.errors import Stopped, Unavailable
 from speculators_core.evaluate.evaluate import evaluate
+from speculators_core.models.verifier import load_verifier
 from speculators_core.params import EvaluateParams, TrainParams
 from speculators_core.training.judging import Measurement, openings
 from speculators_core.training.loop import Loop
 from speculators_core.training.train import TrainResult, train
+from speculators_core.training.world import World
 from tests import tiny
 from tests.core.listening import Listener
 from tests.core.small_data import prepare_chats
@@ -103,6 +110,39 @@ def test_a_measurement_stops_when_asked(
     with pytest.raises(Stopped, match="measured"):
         run()
     assert list((tmp_path / "out.checkpoints").glob("step-0000004"))
+
+
+@dataclass(frozen=True)
+class OneOfTwo(World):
+    """A stand-in for the second of two processes: writes down when it waits for the other."""
+
+    rank: int = 1
+    size: int = 2
+    did: list[str] = field(default_factory=list)
+
+    def sum(self, values: Tensor) -> Tensor:
+        self.did.append("wait")
+        return values
+
+    def heard(self, value: int) -> int:
+        return value
+
+
+def test_processes_that_measure_wait_for_each_other_after_every_prompt(
+    tiny_verifier: Path, tiny_speculator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C9: however many prompts there are, none waits longer for another than an answer takes."""
+    world, verifier = OneOfTwo(), load_verifier(tiny_verifier)
+    original = SpeculativeDecoder.generate
+
+    def answered(self: SpeculativeDecoder, *asked: Any) -> Generator[Step, None, None]:
+        world.did.append("answer")
+        return original(self, *asked)
+
+    monkeypatch.setattr(SpeculativeDecoder, "generate", answered)
+    measurement = Measurement(verifier, [[1, 2, 3]] * 5, speculative_tokens=3, max_tokens=4)
+    measurement.of(load_speculator(tiny_speculator), world, lambda: False)
+    assert world.did == ["answer", "wait", "answer", "wait", "wait"]
 
 
 class StandInTracker(ModuleType):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from speculators_core.data.hidden_states import States
 from speculators_core.models.eagle3 import Eagle3Draft
+from speculators_core.training import attention, loss
 from speculators_core.training.attention import Queries, Span, UnrolledAttention
 from speculators_core.training.divergence import kl
 from speculators_core.training.loss import (
@@ -22,7 +26,7 @@ from speculators_core.training.loss import (
     unroll,
 )
 from speculators_core.training.meter import Meter, walk
-from speculators_core.training.packing import Document, Packed, pack
+from speculators_core.training.packing import Document, Packed, batches, pack
 from tests import tiny
 
 H, V, DV = tiny.HIDDEN, tiny.VOCAB, tiny.DRAFT_VOCAB
@@ -177,6 +181,91 @@ def test_a_leaky_mask_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     apart = run(draft, pack([a_document("..xxxxx", 4), second])).step_losses
     assert ((draft_sees_both - apart).abs() > 1e-3).all()
+
+
+def unpredictable(seed: int) -> Packed:
+    """Eight chats of random tokens, whose verifier always knows the next one."""
+    generator, head = torch.Generator().manual_seed(seed), a_head()
+    documents = []
+    for _ in range(8):
+        ids = head.ids[torch.randint(0, 16, (24,), generator=generator)]
+        following = torch.roll(ids, -1)
+        final = 6 * head.rows[head.draft_id[following]]
+        states = States(torch.zeros(24, 3 * H), final, following.to(torch.int32))
+        documents.append(Document(ids, torch.ones(24, dtype=torch.bool), states))
+    return pack(documents)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_mask_that_shows_the_next_token_would_raise_the_score(
+    monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    """C11: of random tokens a draft learns nothing, unless its mask is leaky (the counter-example,
+    one key too many), which then shows as acceptance that is too good."""
+    honest = Packed.asking
+
+    def asking(packed: Packed, live: Tensor) -> Queries:
+        seen = honest(packed, live)
+        return Queries(seen.spans, (seen.sees + ahead).clamp(max=24))
+
+    monkeypatch.setattr(Packed, "asking", asking)
+    draft, head = a_draft(), a_head()
+    optimizer = torch.optim.AdamW([p for _, p in draft.trainable()], lr=3e-3)
+    for seed in range(130):
+        batch = unpredictable(seed)
+        result = unroll(draft, batch, head.targets(batch), steps=1)
+        optimizer.zero_grad()
+        result.loss.backward()
+        optimizer.step()
+    score = float(result.accepted.float().mean())
+    assert score > 0.5 if ahead else score < 0.2
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of tensors that were there at once, of those made while it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = func(*args, **(kwargs or {}))
+        tree_map_only(Tensor, self._made, made)
+        return made
+
+    def _made(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._known:
+            self._known.add(storage._cdata)
+            self.now += storage.nbytes()
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+
+    def _gone(self, name: int, size: int) -> None:
+        self._known.discard(name)
+        self.now -= size
+
+
+def test_a_long_chat_among_short_ones_takes_no_more_memory_than_its_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """B13: rows keep the budget, nothing is padded to the longest, no table of a chat's tokens by
+    its tokens or of all tokens by the vocabulary is ever there."""
+    monkeypatch.setattr(attention, "CHUNK", 32)
+    monkeypatch.setattr(loss, "ROWS", 32)
+    budget, lengths = 1024, [1024] + [20] * 100
+    rows = batches(lengths, budget, range(len(lengths)))
+    assert all(sum(lengths[d] for d in row) <= budget for row in rows)
+    draft, head, peaks = a_draft(), a_head(), []
+    for row in (rows[0], rows[1]):
+        batch = pack([a_document(".." + "x" * (lengths[d] - 2), d) for d in row])
+        targets = head.targets(batch)
+        with Peak() as peak:
+            unroll(draft, batch, targets, steps=3).loss.backward()
+        peaks.append(peak.most / len(batch.ids))
+    long, short = peaks
+    assert long < 1.5 * short, peaks
 
 
 @pytest.mark.parametrize("layers", [1, 2])

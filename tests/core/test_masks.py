@@ -149,7 +149,7 @@ THINKING = (
 THOUGHT = [CHAT[0], {"role": "assistant", "content": "two", "reasoning_content": "1+1"}]
 
 
-def test_b4_thinking_on_and_off_give_the_same_ids_and_each_its_own_mask() -> None:
+def test_b4_thinking_on_and_off_are_each_masked_as_their_server_writes_them() -> None:
     on, off = template_of(THINKING, True), template_of(THINKING, False)
     one, other = mask_chat(on, THOUGHT), mask_chat(off, CHAT[:2])
     assert runs_of(on, one) == ["<think>\n1+1\n</think>\n\ntwo<|im_end|>"]

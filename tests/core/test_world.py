@@ -16,9 +16,15 @@ from safetensors.torch import load_file
 
 from speculators_core.errors import DataError, SpeclabError, Stopped
 from speculators_core.params import TrainParams
+from speculators_core.progress import Quiet
+from speculators_core.training.checkpointing import Checkpoint, Position
+from speculators_core.training.places import check_same_step, check_shared
+from speculators_core.training.quarantine import Quarantine
 from speculators_core.training.train import TrainResult, train
+from speculators_core.training.world import World, join
 from tests import tiny
 from tests.core.listening import Listener
+from tests.core.proofs import record
 from tests.core.small_data import prepare_chats
 
 
@@ -115,8 +121,10 @@ def test_a_process_that_dies_or_hangs_ends_the_others_within_two_minutes(
     began: list[float] = []
     with pytest.raises(SpeclabError, match=r"died|failed"):
         run(data, tiny_verifier, tmp_path / "out", Killer(), processes=2, epochs=400)
-    assert time.monotonic() - began[0] < 120 and not ranks()
+    seconds = time.monotonic() - began[0]
+    assert seconds < 120 and not ranks()
     assert list((tmp_path / "out.checkpoints").glob("step-*"))
+    record("training_processes", {"signal": how.name, "ended_after_seconds": round(seconds, 1)})
 
 
 @pytest.mark.prove
@@ -162,6 +170,66 @@ def test_two_machines_meet(data: Path, tiny_verifier: Path, tmp_path: Path) -> N
     assert other.exitcode == 0
     run(data, tiny_verifier, tmp_path / "one", alone, accumulate=2)
     assert_same_run(alone, listener)
+
+
+def test_processes_whose_machines_share_no_disk_say_so_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    def look(world: World) -> None:
+        check_shared(world, tmp_path / str(world.rank))
+
+    said = together(look)
+    assert all("process 1 does not see what process 0 writes" in each for each in said)
+    assert together(lambda world: check_shared(world, tmp_path)) == ["None", "None"]
+    assert not list(tmp_path.glob("**/.shared*"))
+
+
+def test_processes_that_found_different_checkpoints_do_not_go_on() -> None:
+    def compare(world: World, steps: tuple[int, int]) -> None:
+        found = Checkpoint(Position(step=steps[world.rank]), {}, {}) if steps[world.rank] else None
+        check_same_step(world, found, "out.checkpoints")
+
+    for said in together(lambda world: compare(world, (8, 0))):
+        assert "process 0 that of step 8, process 1 none" in said and "one shared disk" in said
+    assert together(lambda world: compare(world, (8, 8))) == ["None", "None"]
+
+
+def test_a_chat_that_one_process_sets_aside_is_set_aside_by_all() -> None:
+    """B7"""
+
+    def find(world: World) -> object:
+        quarantine = Quarantine(100, "data", Quiet(), growing=True)
+        if world.rank == 1:
+            quarantine.add(3)
+        return quarantine.settle(world), quarantine.settle(world), quarantine.documents
+
+    assert together(find) == ["(True, False, {3})"] * 2
+
+
+def together(work: Callable[[World], object]) -> list[str]:
+    """What two processes of one group return or complain of, by rank, as text."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    context = get_context("fork")
+    told = [context.SimpleQueue() for _ in range(2)]
+
+    def be(rank: int) -> None:
+        torch.set_num_threads(1)  # a forked process has no pool of threads
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "GROUP_RANK": "0"}
+        os.environ.update({**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+        try:
+            told[rank].put(str(work(join())))
+        except SpeclabError as error:
+            told[rank].put(str(error.as_dict()))
+
+    processes = [context.Process(target=be, args=(rank,)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    return [queue.get() for queue in told]
 
 
 def _job(*args: object, **changes: object) -> None:
