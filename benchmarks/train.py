@@ -2,9 +2,16 @@
 
 The same draft (SmolLM2-135M's shape, one layer), the same packed chats, three unrolled steps and
 seven, the same forward KL loss, AdamW on the same tensors; speculators with its eager loss and
-attention, as it runs on a CPU. Steps of the two are interleaved; memory is what a fresh process
-adds on top of model and data while it trains. Tokens are all positions of the row: nothing is
-padding. The ratios on top are those of three steps.
+attention, as it runs on a CPU. Chats and states are random numbers of SmolLM2's widths, equal on
+both sides: what is computed does not depend on their values. Tokens are all positions of the row:
+nothing is padding.
+
+Each trainer is a process of its own, which does nothing else; their steps take turns, so that what
+else the machine does slows both. Memory is the largest RssAnon of that process during its first two
+steps, which are not timed (/proc, read every 2 ms from outside): model, data, optimiser and
+interpreter are in it, mapped files (torch's libraries, the same for both) are not.
+`training_memory_mb` is what the steps add to what was there before the first. The ratios on top are
+those of three steps.
 
     python benchmarks/train.py [--quick] [--json] [--ttt-steps 3,7]
 """
@@ -13,12 +20,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +41,7 @@ from speculators_core.training.packing import Document, pack
 H, V, DV = 576, 49152, 8192
 CHAT, PROMPT = 256, 96  # tokens of a chat, and those that are not the assistant's
 LR = 1e-3
+_SAMPLE_S = 0.002
 
 
 def config() -> Eagle3Config:
@@ -154,45 +163,108 @@ def theirs(count: int, ttt_steps: int) -> Callable[[], float]:
 SIDES = {"ours": ours, "theirs": theirs}
 
 
-def peak_memory(side: str, count: int, ttt_steps: int) -> float:
-    """MB that training adds to a process that has model, data and optimiser already."""
-    command = [sys.executable, __file__, "--measure", side, "--chats", str(count)]
-    command += ["--ttt-steps", str(ttt_steps)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def rss_anon(pid: int) -> int:
+    """Bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("this kernel does not tell RssAnon")
 
 
-def measure(side: str, count: int, ttt_steps: int) -> float:
+class Memory:
+    """The largest RssAnon of a process while it is open, and what it was `before`, in bytes."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.before = self.most = rss_anon(pid)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_SAMPLE_S):
+            self.most = max(self.most, rss_anon(self.pid))
+
+
+def be(side: str, count: int, ttt_steps: int) -> None:
+    """Be one of the trainers: a step for every line on stdin, its seconds on stdout."""
     step = SIDES[side](count, ttt_steps)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(2):
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        began = time.perf_counter()
         step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        print(time.perf_counter() - began, flush=True)
 
 
-def times(count: int, ttt_steps: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds a step of each side, interleaved, after one step each to warm up."""
-    steps = {side: make(count, ttt_steps) for side, make in SIDES.items()}
-    spent: dict[str, list[float]] = {side: [] for side in steps}
-    for step in steps.values():
-        step()
-    for _ in range(rounds):
-        for side, step in steps.items():
-            began = time.perf_counter()
-            step()
-            spent[side].append(time.perf_counter() - began)
-    return spent
+class Trainer:
+    """One side in a process of its own."""
+
+    def __init__(self, side: str, count: int, ttt_steps: int) -> None:
+        command = [sys.executable, __file__, "--be", side, "--chats", str(count)]
+        self._process = subprocess.Popen(
+            [*command, "--ttt-steps", str(ttt_steps)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ready(self) -> None:
+        """Wait until it has model and data."""
+        self._said()
+
+    def step(self) -> float:
+        """Seconds of one step."""
+        assert self._process.stdin
+        self._process.stdin.write("step\n")
+        self._process.stdin.flush()
+        return float(self._said())
+
+    def memory(self) -> Memory:
+        """What its first steps take: the optimiser's state is made in the first, and all of it is
+        there in the second."""
+        with Memory(self._process.pid) as memory:
+            for _ in range(2):
+                self.step()
+        return memory
+
+    def end(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _said(self) -> str:
+        assert self._process.stdout
+        if line := self._process.stdout.readline():
+            return line
+        raise RuntimeError(f"a trainer ended with status {self._process.wait()}")
 
 
 def compared(count: int, ttt_steps: int, rounds: int) -> dict[str, Any]:
-    memory = {side: peak_memory(side, count, ttt_steps) for side in SIDES}
-    spent = times(count, ttt_steps, rounds)
+    trainers = {side: Trainer(side, count, ttt_steps) for side in SIDES}
+    for trainer in trainers.values():
+        trainer.ready()
+    memory = {side: trainer.memory() for side, trainer in trainers.items()}
+    spent: dict[str, list[float]] = {side: [] for side in trainers}
+    for _ in range(rounds):
+        for side, trainer in trainers.items():
+            spent[side].append(trainer.step())
+    for trainer in trainers.values():
+        trainer.end()
     seconds = {side: statistics.median(each) for side, each in spent.items()}
     tokens = count * CHAT
     return {
         "tokens_per_second_ratio": seconds["theirs"] / seconds["ours"],
-        "peak_memory_ratio": memory["ours"] / memory["theirs"],
+        "peak_memory_ratio": memory["ours"].most / memory["theirs"].most,
         "tokens_per_second": {side: tokens / s for side, s in seconds.items()},
-        "peak_memory_mb": memory,
+        "peak_memory_mb": {side: m.most / 1e6 for side, m in memory.items()},
+        "training_memory_mb": {side: (m.most - m.before) / 1e6 for side, m in memory.items()},
         "tokens": tokens,
     }
 
@@ -201,15 +273,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="within 60 s on two cores")
-    parser.add_argument("--chats", type=int, default=8)
-    parser.add_argument("--ttt-steps", default="3,7", help="draft steps unrolled, with commas")
-    parser.add_argument("--measure", choices=tuple(SIDES), help=argparse.SUPPRESS)
+    parser.add_argument("--chats", type=int, help="in a row; by itself 8, or 4 where quick")
+    parser.add_argument("--ttt-steps", help="draft steps unrolled, with commas; 3,7, or 3 if quick")
+    parser.add_argument("--be", choices=tuple(SIDES), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    depths = [int(steps) for steps in args.ttt_steps.split(",")]
-    if args.measure:
-        print(measure(args.measure, args.chats, depths[0]))
+    depths = [int(n) for n in (args.ttt_steps or ("3" if args.quick else "3,7")).split(",")]
+    count, rounds = args.chats or (4 if args.quick else 8), 3 if args.quick else 5
+    if args.be:
+        be(args.be, count, depths[0])
         return
-    count, rounds = (2, 2) if args.quick else (args.chats, 5)
     found = {str(depth): compared(count, depth, rounds) for depth in depths}
     result = {
         **found[str(depths[0])],
