@@ -15,6 +15,7 @@ from app.services.verdict import verdict_of
 from speculators_core.config import USUAL_AUX, Eagle3Config
 from speculators_core.conversion.source import open_source
 from speculators_core.errors import CheckpointError, InputError, PairingError, Unavailable
+from speculators_core.model_config import read_model_config
 from speculators_core.models.dflash_config import DFlashConfig
 from speculators_core.models.draft_config import Draft, read_draft_config
 from speculators_core.models.mtp_config import MTPConfig
@@ -59,7 +60,7 @@ def examine(params: DeployParams) -> Examined:
         method, proposed = speculator.algorithm, speculator.speculative_tokens
     _engine(params, method)
     tokens = params.speculative_tokens or proposed
-    notes = _left_open(params)
+    notes = _left_open(params) + _may_overflow(params)
     if method not in ("ngram", "mtp") and tokens > proposed:
         notes.append(
             f"K = {tokens}, but the speculator proposes {proposed}: "
@@ -74,6 +75,17 @@ def _left_open(params: DeployParams) -> list[str]:
     """What the conversion of the speculator left, which somebody has decided to serve."""
     verdict = verdict_of(Path(params.speculator)) if params.speculator else None
     return [f"its conversion left: {what}" for what in (verdict.obstacles if verdict else ())]
+
+
+def _may_overflow(params: DeployParams) -> list[str]:
+    config = read_model_config(Path(params.verifier))
+    made = config.get("dtype") or config.get("torch_dtype") or "another format"
+    if params.dtype != "float16" or made == "float16":
+        return []
+    return [
+        f"float16 ends at 65504, and the verifier was made in {made}: activations beyond become "
+        "infinite, and answers nonsense; bfloat16 and float32 are safe"
+    ]
 
 
 def is_own_head(params: DeployParams) -> bool:

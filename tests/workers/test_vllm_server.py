@@ -55,6 +55,23 @@ def test_the_method_is_explicit_and_k_is_the_checkpoints_own(pair) -> None:
     assert flags["--scheduler-cls"] == vllm_server.SCHEDULER
 
 
+@pytest.mark.parametrize("made", ["float32", "bfloat16", "float16"])
+def test_float16_is_warned_of_where_the_verifier_was_made_in_another_format(
+    pair, tmp_path: Path, made: str
+) -> None:
+    """C7"""
+    verifier = shutil.copytree(pair[0], tmp_path / "verifier")
+    config = json.loads((verifier / "config.json").read_text())
+    (verifier / "config.json").write_text(json.dumps({**config, "dtype": made}))
+
+    def notes(dtype: str) -> list[str]:
+        told = preflight.examine(params(pair, verifier=str(verifier), dtype=dtype)).notes
+        return [note for note in told if "65504" in note]
+
+    assert bool(notes("float16")) == (made != "float16")
+    assert not notes("auto") and not notes("bfloat16")
+
+
 def test_the_form_decides_over_the_checkpoint(pair) -> None:
     flags = command(params(pair, speculative_tokens=2, max_num_seqs=3), OLD_CPU, traced=False)
     assert json.loads(flags["--speculative-config"])["num_speculative_tokens"] == 2
