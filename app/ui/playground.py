@@ -41,8 +41,10 @@ def build(blocks: gr.Blocks) -> None:
 
     shown = [first, second, verdict, send, stop]
 
-    def ask(request: gr.Request, *entered: Any) -> Iterator[list[Any]]:
-        yield from stream(user_of(request), *entered)
+    def ask(request: gr.Request, chosen: str | None, *entered: Any) -> Iterator[list[Any]]:
+        wanted = request.query_params.get("deployment")
+        one = chosen or preferred(deployments.list_deployments(active_only=True), wanted)
+        yield from stream(user_of(request), one, *entered)
 
     def again(event: gr.EventData, request: gr.Request) -> Any:
         run = str((event._data or {}).get("run", ""))
@@ -138,13 +140,21 @@ def _whole(run: str, user: str) -> Any:
 def choice_update(
     known: Sequence[DeploymentView], chosen: str | None, wanted: str | None
 ) -> dict[str, Any]:
-    """The deployments on offer, ready ones first; the first is taken where none is chosen."""
-    ranked = sorted(known, key=lambda one: not one.ready)
-    offered = [(f"{one.name} · {drafter(one)} · {one.engine}", one.id) for one in ranked]
-    ids = [one.id for one in ranked]
-    if chosen or not ids:
+    """The deployments on offer, ready ones first."""
+    offered = [(f"{one.name} · {drafter(one)} · {one.engine}", one.id) for one in _ranked(known)]
+    if chosen or not offered:
         return dict(gr.update(choices=offered))
-    return dict(gr.update(choices=offered, value=wanted if wanted in ids else ids[0]))
+    return dict(gr.update(choices=offered, value=preferred(known, wanted)))
+
+
+def preferred(known: Sequence[DeploymentView], wanted: str | None) -> str | None:
+    """Which deployment answers where none is chosen yet: the page may be quicker than its list."""
+    ids = [one.id for one in _ranked(known)]
+    return wanted if wanted in ids else next(iter(ids), None)
+
+
+def _ranked(known: Sequence[DeploymentView]) -> list[DeploymentView]:
+    return sorted(known, key=lambda one: not one.ready)
 
 
 def about_tree(deployment_id: str | None) -> Node:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pytest
 
 from app.services.playground import PlaygroundUpdate
 from app.services.views import DemoStage, DemoView, LogChunk, MetricView, Page, RunView
-from app.ui import answering, home, run_view, runs
+from app.ui import answering, home, playground, run_view, runs
 from app.ui.components.chart import chart_payload
 from app.ui.components.elements import Node, text_of
 from app.ui.components.log_view import log_payload
@@ -162,3 +165,12 @@ def _attributes(tree: Node) -> list[dict[str, str]]:
     if isinstance(tree, str):
         return []
     return [tree[1], *(a for child in tree[2] for a in _attributes(child))]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"), [(None, "ready"), ("starting", "starting"), ("gone", "ready")]
+)
+def test_a_message_goes_to_the_deployment_of_the_address_or_to_one_that_is_ready(wanted, taken):
+    known = [SimpleNamespace(id="starting", ready=False), SimpleNamespace(id="ready", ready=True)]
+    assert playground.preferred(known, wanted) == taken
+    assert playground.preferred([], wanted) is None

@@ -182,9 +182,17 @@ def test_a_long_answer_arrives_whole(page: Page):
     assert len(story_of("long")) > 3000
 
 
+def test_a_message_sent_before_the_deployments_are_listed_is_answered(page: Page):
+    page.goto("/playground")
+    page.locator("#message textarea").fill("How much?")
+    page.locator("#send").click()
+    expect(page.locator("#tokens .chip")).to_have_text("done")
+
+
 def test_an_empty_message_is_refused_in_words(page: Page):
     opened(page, "/playground")
     expect(page.locator("#deployment input")).not_to_have_value("")
+    expect(page.locator("#tokens input[type=range]")).to_be_hidden()
     page.locator("#send").click()
     expect(page.locator("#verdict")).to_contain_text("the message is empty")
     expect(page.locator("#send")).to_be_visible()
