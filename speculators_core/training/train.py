@@ -253,6 +253,12 @@ def _tell_plan(loop: Loop, progress: Progress) -> None:
         f"{loop.schedule.total} steps of up to {rows} x {params.tokens_per_batch} tokens, "
         f"loss {params.loss}, {params.optimizer}, {params.schedule}"
     )
+    longest = max(loop.order.lengths)
+    if longest > params.tokens_per_batch:
+        progress.note(
+            f"the longest chat has {longest} tokens, more than tokens_per_batch: it is a row of "
+            "its own, and decides how much memory is needed"
+        )
     if loop.world.size > 1:
         progress.note(
             f"{loop.world.size} processes ({params.sharding}), {params.accumulate} rows each a step"

@@ -339,6 +339,15 @@ def test_data_of_another_tokenizer_or_vocabulary_is_refused(
         run(verifier=str(other))
 
 
+def test_a_chat_that_is_longer_than_a_row_is_told(run: Train, data: Path) -> None:
+    """B13: it decides over memory, not the token budget."""
+    longest = int(load_prepared(data).lengths.max())
+    for budget, told in ((longest, 0), (longest - 1, 1)):
+        listener = Listener()
+        run(listener, output=f"b{budget}", epochs=1, tokens_per_batch=budget)
+        assert sum("the longest chat has" in note for note in listener.notes) == told
+
+
 def test_patience_without_anything_to_judge_by_is_refused(
     run: Train, tmp_path: Path, tiny_verifier: Path
 ) -> None:
