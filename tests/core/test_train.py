@@ -139,6 +139,7 @@ def test_a_verifier_that_scales_its_logits_is_refused(tiny_verifier: Path) -> No
 def test_frozen_tensors_are_bit_equal_and_the_log_lists_them(
     run: Train, tmp_path: Path, tiny_verifier: Path
 ) -> None:
+    """C8"""
     listener = Listener()
     run(listener)
     written = load_file(tmp_path / "out" / "model.safetensors")

@@ -126,7 +126,7 @@ def test_training_on_the_states_of_a_real_vllm_is_training_on_those_of_transform
     prepared, verifier = load_prepared(data), load_verifier(served_models[0])
     layers = [2, 4, 5]
     source, quarantined = open_source(params, prepared, verifier, layers, Listener())
-    assert quarantined == set()
+    assert quarantined.documents == set()
     here = InProcess(verifier, layers)
     for number in range(len(prepared.lengths)):
         (found,) = source([number])
