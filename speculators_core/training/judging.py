@@ -55,8 +55,8 @@ class Measurement:
         for first in range(0, len(self.prompts), world.size):
             if world.heard(stopping()):
                 raise Stopped("stopped while acceptance was measured; it can resume")
-            mine = torch.zeros_like(histogram)
-            for prompt in self.prompts[first : first + world.size][world.rank :][:1]:
+            at, mine = first + world.rank, torch.zeros_like(histogram)
+            for prompt in self.prompts[at : at + 1]:  # none is left for some in the last round
                 mine = torch.tensor(counted(list(decoder.generate(prompt, sampling)), k).histogram)
             histogram += world.sum(mine).cpu()
         told = acceptance([Counts(tuple(histogram.tolist()))], k)
