@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -16,7 +17,10 @@ from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel, action, notice
 from app.ui.components.sample_view import sample_tree
 from app.ui.page import QUIET, attempt
+from speculators_core.data.chats import REASONING, Message
+from speculators_core.data.layouts import Text, recognise
 from speculators_core.data.samples import PreparedFacts
+from speculators_core.errors import DataError
 from speculators_core.params import TrainParams
 
 # A relative address would resolve against Gradio's base tag and lose the page.
@@ -130,7 +134,7 @@ def _prepared(one: DataSetView, found: PreparedFacts) -> Node:
         ("Trained tokens", f"{found.trained_tokens:,} ({share})"),
         ("Coverage", f"{100 * found.coverage:.2f} %"),
         ("Draft vocabulary", f"{found.draft_vocab_size:,} of {found.vocab_size:,}"),
-        ("Longest sample", f"{found.seq_length:,} tokens"),
+        ("Cut at", f"{found.seq_length:,} tokens"),
         ("Verifier", found.verifier),
         ("Mask by", found.masked_by),
         ("Thinking", thinking),
@@ -200,19 +204,36 @@ def _rows(one: DataSetView) -> Node:
     rows = looking.first_rows(one)
     if not rows:
         return el("div")
-    return _card("Its first rows", (el("div", _turns(row), cls="chat") for row in rows))
+    return _card(
+        "Its first rows",
+        (el("div", _turns(row, f"row {number}"), cls="chat") for number, row in enumerate(rows, 1)),
+    )
 
 
-def _turns(row: Mapping[str, Any]) -> Iterator[Node]:
-    messages = row.get("messages") or row.get("conversations")
-    if not isinstance(messages, list):
-        messages = [{"role": key, "content": row[key]} for key in row if isinstance(row[key], str)]
-    for turn in messages:
-        if isinstance(turn, Mapping):
-            role, said = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
-            text = str(said)
-            cut = text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
-            yield el("p", el("strong", f"{role}: "), cut)
+def _turns(row: Mapping[str, Any], where: str) -> Iterator[Node]:
+    """What `prepare` reads in a row, or why it can't."""
+    try:
+        found = recognise(row, where)
+    except DataError as error:
+        yield notice("warning", str(error))
+        return
+    if isinstance(found, Text):
+        yield el("p", el("strong", "text: "), _cut(found.text))
+        return
+    for turn in found.messages:
+        yield el("p", el("strong", f"{turn.role}: "), _cut(_said(turn)))
+
+
+def _said(turn: Message) -> str:
+    """Thoughts and calls of tools, too."""
+    thoughts = [str(turn.further[name]) for name in REASONING if turn.further.get(name)]
+    calls = turn.further.get("tool_calls")
+    told = [*thoughts, turn.content, json.dumps(calls, ensure_ascii=False) if calls else ""]
+    return "\n".join(part for part in told if part)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
 
 
 def _card(title: str, *parts: Any) -> Node:

@@ -204,10 +204,18 @@ def _summed(facts: Sequence[dict[str, Any]], name: str) -> dict[str, int]:
 
 
 def _nothing_left(plan: Plan, skipped: dict[str, int]) -> DataError:
+    where = ", ".join(plan.params.data)
+    if not skipped:
+        return DataError(
+            "the data is empty: expected chats or texts, found no row",
+            where=where,
+            hint="look at the file: it needs one JSON object a line, an array of objects, or "
+            "Parquet; or raise the weights, if they leave nothing",
+        )
     reasons = ", ".join(f"{count} × {reason}" for reason, count in skipped.items())
     return DataError(
-        f"no row could be turned into tokens and a loss mask: {reasons or 'the data is empty'}",
-        where=", ".join(plan.params.data),
+        f"no row could be turned into tokens and a loss mask: {reasons}",
+        where=where,
         hint="a chat needs a user turn and an assistant's answer; a chat template with "
         "{% generation %} blocks says what the assistant writes",
     )

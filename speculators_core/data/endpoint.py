@@ -144,18 +144,19 @@ def key_for(url: str) -> str:
 def is_operators(url: str) -> bool:
     """Whether SPECLAB_ENDPOINT_URL names the same scheme, host and port."""
     named = (os.environ.get(URL) or "").strip()
-    return bool(named) and _server(named) == _server(url)
+    return bool(named) and same_server(named, url)
 
 
-def is_loopback(url: str) -> bool:
-    """Whether a server of this machine is meant, such as a deployment of this lab."""
-    return httpx.URL(url).host in ("127.0.0.1", "::1", "localhost")
+def same_server(one: str, other: str) -> bool:
+    """Whether two URLs have the same scheme, host and port; `localhost` is 127.0.0.1."""
+    return _server(one) == _server(other)
 
 
 def _server(url: str) -> tuple[str, str, int | None]:
     parsed = httpx.URL(url)
     port = parsed.port or {"http": 80, "https": 443}.get(parsed.scheme)
-    return parsed.scheme, parsed.host, port
+    host = "127.0.0.1" if parsed.host == "localhost" else parsed.host
+    return parsed.scheme, host, port
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from speculators_core.params import PrepareParams
 from speculators_core.progress import Progress, Quiet
 
 ROWS_A_PART = 1024
+_LOOK_S = 0.2  # between looks at whether another process has ended
 _WORTH_PROCESSES = 32 << 20  # bytes of data: starting a process takes as long as 10 MB of chats
 
 
@@ -86,21 +88,14 @@ def prepare(params: PrepareParams, output: Path, progress: Progress | None = Non
     """
     progress = progress or Quiet()
     plan = _plan(params, progress)
-    known = meta_at(output)
-    if known and known.key == plan.key:
-        progress.note(f"{output} was made from the same data already")
+    if known := _already(plan, output, progress):
         return _result(known, output)
-    if known:
-        raise Conflict(
-            "the place is taken by data that were prepared from something else: other chats, "
-            "another template, tokenizer or parameter",
-            where=str(output),
-            hint="choose another directory, or remove this one",
-        )
     of_preparing([file for source in plan.sources for file in source.files], output).require()
-    with _working_directory(output, plan.key) as work:
-        parts = _tokenise(plan, work, progress)
-        meta = assemble(plan, parts, output)
+    with _working_directory(output, plan.key, progress) as work:
+        # whoever was waited for has made it, where it ended well
+        if known := _already(plan, output, progress):
+            return _result(known, output)
+        meta = assemble(plan, _tokenise(plan, work, progress), output)
     result = _result(meta, output)
     _tell(result, progress)
     return result
@@ -137,6 +132,21 @@ def load_prepared(directory: str | Path) -> Prepared:
     return prepared
 
 
+def _already(plan: Plan, output: Path, progress: Progress) -> PreparedMeta | None:
+    """What lies at `output`, made from the same. Raises `Conflict` where something else does."""
+    known = meta_at(output)
+    if known and known.key != plan.key:
+        raise Conflict(
+            "the place is taken by data that were prepared from something else: other chats, "
+            "another template, tokenizer or parameter",
+            where=str(output),
+            hint="choose another directory, or remove this one",
+        )
+    if known:
+        progress.note(f"{output} was made from the same data already")
+    return known
+
+
 def _plan(params: PrepareParams, progress: Progress) -> Plan:
     facts = read_verifier(params.verifier)
     check_size(params.draft_vocab_size or facts.vocab_size, facts.vocab_size)
@@ -163,25 +173,18 @@ def _key(
 
 
 @contextmanager
-def _working_directory(output: Path, key: str) -> Iterator[Path]:
+def _working_directory(output: Path, key: str, progress: Progress) -> Iterator[Path]:
     """Where parts lie until all are there; kept when the work is stopped or killed, else removed.
 
-    What is left of preparations with another key goes. Raises `Conflict` where another process is
-    at the same work.
+    What is left of preparations with another key goes. Another process at the same work is waited
+    for.
     """
     work = output.parent / f".{output.name}.{key[:16]}.parts"
     for stale in output.parent.glob(f".{glob.escape(output.name)}.*.parts"):
         if stale != work and (free := _lock(stale, make=False)) is not None:
             shutil.rmtree(stale, ignore_errors=True)
             os.close(free)
-    make_place(work, output, exist_ok=True)
-    lock = _lock(work, make=True)
-    if lock is None:
-        raise Conflict(
-            "another process is preparing the same data here",
-            where=str(output),
-            hint="wait for it, or choose another output",
-        )
+    lock = _waited_for(work, output, progress)
     try:
         with room_for(output, hint="nothing was left behind"):
             yield work
@@ -194,6 +197,31 @@ def _working_directory(output: Path, key: str) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)
     finally:
         os.close(lock)
+
+
+def _waited_for(work: Path, output: Path, progress: Progress) -> int:
+    """The working directory, made and locked as soon as no other process has it."""
+    told = False
+    while True:
+        make_place(work, output, exist_ok=True)
+        if (lock := _lock(work, make=True)) is not None:
+            if _lies_at(lock, work / "lock"):
+                return lock
+            os.close(lock)  # whoever had it has removed the directory
+            continue
+        if not told:
+            progress.note("another process is preparing the same data here: waiting for it")
+            told = True
+        if progress.stopping():
+            raise Stopped("stopped while another process was preparing the same data")
+        time.sleep(_LOOK_S)
+
+
+def _lies_at(descriptor: int, file: Path) -> bool:
+    try:
+        return os.fstat(descriptor).st_ino == file.stat().st_ino
+    except FileNotFoundError:
+        return False
 
 
 def _lock(directory: Path, *, make: bool) -> int | None:

@@ -81,15 +81,29 @@ def chosen_files(names: Sequence[str], split: str | None, where: str) -> list[st
     found = [name for name in found if name.endswith(".parquet")] or found
     if not found and split is None and len(data) == 1:
         return data
-    if not found or len({name.rpartition("/")[0] for name in found}) > 1:
-        raise DataError(
-            f"it is not clear which files are the split {split or 'train'}: "
-            f"{len(found)} of {len(data)} data files match in several or no folders",
-            where=where,
-            hint="name the split, with its folder where there are several (--split main/train); "
-            f"files: {', '.join(data[:8]) or 'none'}{', …' if len(data) > 8 else ''}",
-        )
+    folders = sorted({name.rpartition("/")[0] or "." for name in found})
+    if len(folders) != 1:
+        raise _unclear(split or "train", data, folders, where)
     return found
+
+
+def _unclear(split: str, data: Sequence[str], folders: Sequence[str], where: str) -> DataError:
+    """No folder has files of the split, or several have."""
+    listed = f"files: {', '.join(data[:8]) or 'none'}{', …' if len(data) > 8 else ''}"
+    if folders:
+        return DataError(
+            f"it is not clear which files are the split {split}: expected them in one folder, "
+            f"found them in {', '.join(folders)}",
+            where=where,
+            hint=f"name the folder, too, as in --split {folders[-1]}/{split}; {listed}",
+        )
+    wanted = f"expected files named {split} or in a folder {split}, as .jsonl, .json or .parquet"
+    return DataError(
+        f"it is not clear which files are the split {split}: {wanted}, "
+        f"found {len(data)} data files and none of that name",
+        where=where,
+        hint=f"name a split that is there with --split, or give the path of a file; {listed}",
+    )
 
 
 def _hidden(name: str) -> bool:

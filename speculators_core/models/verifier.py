@@ -30,6 +30,7 @@ from transformers import (
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_log
 
+from speculators_core import digests
 from speculators_core.config import read_json
 from speculators_core.errors import CheckpointError, PairingError
 from speculators_core.models.logit_rule import LogitRule, rule_of
@@ -177,18 +178,13 @@ class Verifier:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Differs where config, weights or tokenizer do: a hash of the config, of 16 blocks of
-        each weight file and of the tokenizer. A sample, because weights may be 100 GB."""
+        """Differs where config, weights or tokenizer do: a hash of all their bytes. Those of large
+        weight files are read once, and again when the file changes (`digests`)."""
         directory = Path(self.facts.path)
         digest = hashlib.sha256((self.facts.tokenizer_fingerprint or "").encode())
         digest.update((directory / "config.json").read_bytes())
         for file in sorted((*directory.glob("*.safetensors"), *directory.glob("*.bin"))):
-            size = file.stat().st_size
-            digest.update(f"{file.name}:{size}".encode())
-            with file.open("rb") as weights:
-                for block in range(16):
-                    weights.seek(size * block // 16)
-                    digest.update(weights.read(1 << 16))
+            digest.update(f"{file.name}:{digests.of_file(file)}".encode())
         return digest.hexdigest()
 
 

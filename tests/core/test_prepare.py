@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from speculators_core.data.sources import Taken
 from speculators_core.data.tokenise import Tokeniser
 from speculators_core.errors import Conflict, DataError, Stopped, Unavailable
 from speculators_core.params import PrepareParams
+from speculators_core.progress import Quiet
 from speculators_core.vocabulary import check_vocab_map
 from tests.core.listening import Listener
 from tests.core.small_data import prepare_chats, write_chats
@@ -126,6 +129,14 @@ def test_nothing_is_left_where_preparing_fails(tmp_path: Path, tiny_verifier: Pa
     assert [p.name for p in tmp_path.iterdir()] == ["c.jsonl"]
 
 
+def test_an_empty_file_is_called_empty(tmp_path: Path, tiny_verifier: Path) -> None:
+    file = tmp_path / "empty.jsonl"
+    file.write_text("\n")
+    with pytest.raises(DataError, match=r"the data is empty: expected .* found no row") as caught:
+        prepare(params(file, tiny_verifier), tmp_path / "out")
+    assert caught.value.where == str(file) and "generation" not in str(caught.value.hint)
+
+
 def test_skipped_chats_are_counted_by_reason(tmp_path: Path, tiny_verifier: Path) -> None:
     file = write_chats(tmp_path / "c.jsonl", count=3)
     with file.open("a") as lines:
@@ -218,16 +229,35 @@ def test_a_stopped_preparation_goes_on_and_one_of_other_data_is_cleared(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.jsonl", "out"]
 
 
-def test_two_processes_do_not_prepare_the_same_data_at_once(
+def test_the_second_of_two_equal_preparations_waits_and_uses_what_the_first_made(
+    tmp_path: Path, tiny_verifier: Path
+) -> None:
+    now, out = params(write_chats(tmp_path / "c.jsonl"), tiny_verifier), tmp_path / "out"
+    plan, second = module._plan(now, Quiet()), Listener()
+    with ThreadPoolExecutor(1) as pool:
+        with module._working_directory(out, plan.key, Quiet()) as work:
+            waiting = pool.submit(prepare, now, out, second)
+            while not second.notes:
+                time.sleep(0.01)
+            assert "waiting" in second.notes[0] and not waiting.done()
+            module.assemble(plan, module._tokenise(plan, work, Quiet()), out)
+            made = (out / "tokens.safetensors").stat().st_mtime_ns
+        assert waiting.result(60).samples == 40
+    assert "already" in second.notes[-1]
+    assert (out / "tokens.safetensors").stat().st_mtime_ns == made
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c.jsonl", "out"]
+
+
+def test_waiting_for_an_equal_preparation_can_be_stopped(
     tmp_path: Path, tiny_verifier: Path
 ) -> None:
     now, out = params(write_chats(tmp_path / "c.jsonl"), tiny_verifier), tmp_path / "out"
     with (
-        module._working_directory(out, prepared_key(now)),
-        pytest.raises(Conflict, match="another process"),
+        module._working_directory(out, prepared_key(now), Quiet()) as work,
+        pytest.raises(Stopped, match="another process"),
     ):
-        prepare(now, out)
-    assert prepare(now, out).samples == 40
+        prepare(now, out, Listener(lambda me: True))
+    assert not work.exists()
 
 
 def test_data_that_change_while_they_are_read_are_refused(

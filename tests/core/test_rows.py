@@ -109,14 +109,15 @@ def test_a_directory_means_the_files_of_its_split(tmp_path: Path) -> None:
 
     assert named(None) == ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
     assert named("train_gen") == ["train_gen-00000-of-00001.parquet"]
-    with pytest.raises(DataError, match="split validation"):
+    with pytest.raises(DataError, match=r"expected files named validation .* found 4 data files"):
         named("validation")
 
 
 def test_several_folders_of_a_split_want_a_choice(tmp_path: Path) -> None:
     place = laid_out(tmp_path, "main/train.jsonl", "socratic/train.jsonl")
-    with pytest.raises(DataError, match="not clear which files"):
+    with pytest.raises(DataError, match=r"in one folder, found them in main, socratic") as caught:
         files_of(place, None)
+    assert "--split socratic/train" in str(caught.value.hint)
     assert files_of(place, "main/train") == [place / "main/train.jsonl"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.services import claims, data_sets, evaluations, runs, speculators, verifiers
-from speculators_core.errors import InputError, NotFound, Stopped
+from speculators_core.errors import Forbidden, InputError, NotFound, Stopped
 from speculators_core.params import JobKind
 from tests import tiny
 from tests.core.stand_in_endpoint import stand_in_endpoint
@@ -189,8 +189,19 @@ def test_self_written_chats_and_held_out_prompts_become_two_data_sets(verifier, 
     assert chats.run_id == run_id
 
 
-def test_regenerated_answers_become_a_data_set_with_their_sampling_settings(verifier, home):
+def test_a_run_asks_no_server_but_this_labs_deployments_and_the_operators(verifier, home):
     with stand_in_endpoint() as server:
+        params = {"data": str(_chats(home, 3)), "verifier": "tiny", "endpoint": server.url}
+        with pytest.raises(Forbidden, match="no deployment that runs"):
+            _do("regenerate", params)
+    assert not server.bodies
+
+
+def test_regenerated_answers_become_a_data_set_with_their_sampling_settings(
+    verifier, home, monkeypatch
+):
+    with stand_in_endpoint() as server:
+        monkeypatch.setenv("SPECLAB_ENDPOINT_URL", server.url)
         params = {"data": str(_chats(home, 3)), "verifier": "tiny", "endpoint": server.url}
         run_id, result = _do("regenerate", {**params, "max_tokens": 9, "temperature": 0.5})
     known = data_sets.get("chats-regenerated")
@@ -201,8 +212,11 @@ def test_regenerated_answers_become_a_data_set_with_their_sampling_settings(veri
     assert _prepare(Path(known.path))[1]["samples"] == 3
 
 
-def test_an_attempt_to_regenerate_goes_on_where_the_last_one_was_stopped(verifier, home):
+def test_an_attempt_to_regenerate_goes_on_where_the_last_one_was_stopped(
+    verifier, home, monkeypatch
+):
     with stand_in_endpoint() as server:
+        monkeypatch.setenv("SPECLAB_ENDPOINT_URL", server.url)
         params = {"data": str(_chats(home, 6)), "verifier": "tiny", "endpoint": server.url}
         run = _begin("regenerate", {**params, "concurrency": 1})
         with pytest.raises(Stopped), Listener(run.id) as listener:
