@@ -32,6 +32,7 @@ LIGHT_CORE = (
     "speculators_core.training.presets",
     "speculators_core.data",
     "speculators_core.data.capacity",
+    "speculators_core.data.chats",
     "speculators_core.data.layouts",
     "speculators_core.data.occupancy",
     "speculators_core.data.rows",

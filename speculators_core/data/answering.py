@@ -17,7 +17,8 @@ from speculators_core.data.endpoint import KEY, URL, Answer, Endpoint, Failed, k
 from speculators_core.data.template import ChatTemplate, Unmaskable
 from speculators_core.data.writer import greedy, nucleus, write
 from speculators_core.errors import Stopped
-from speculators_core.models.verifier import Verifier, fastest, load_verifier
+from speculators_core.models.verifier import Verifier, fastest, fingerprint_of, load_verifier
+from speculators_core.models.verifier_config import read_verifier
 from speculators_core.params import RegenerateParams
 from speculators_core.progress import Progress
 
@@ -102,6 +103,14 @@ def answering(params: RegenerateParams, progress: Progress) -> Iterator[Answerin
     finally:
         loop.run_until_complete(endpoint.close())
         loop.close()
+
+
+def identity(params: RegenerateParams, progress: Progress) -> str:
+    """Which model would answer; a verifier is not loaded for that."""
+    if not params.endpoint:
+        return fingerprint_of(read_verifier(params.verifier))
+    with answering(params, progress) as who:
+        return who.identity
 
 
 def _asked_for(params: RegenerateParams) -> dict[str, Any]:
@@ -189,12 +198,17 @@ class InProcess:
         self._template.check()
         self.model = params.verifier
         self.identity = self._verifier.fingerprint
+        self._stopped = False
         self._done = 0.0  # share of the data that is behind this batch
 
     def outcomes(self, tasks: Iterable[Task]) -> Outcomes:
         waiting = iter(tasks)
         while batch := list(islice(waiting, self._params.concurrency)):
-            yield from self._batch(batch)
+            for outcome in self._batch(batch):
+                if outcome.messages is not None or outcome.reason:
+                    yield outcome  # what was finished is kept, whatever was under way
+            if self._stopped:
+                raise Stopped("answering was stopped")
             self._done = batch[-1].done
 
     def _batch(self, tasks: list[Task]) -> list[Outcome]:
@@ -203,7 +217,7 @@ class InProcess:
         done = [Outcome(task) for task in tasks]
         turns = {i: conversation(task.chat) for i, task in enumerate(tasks)}
         histories = {i: next(turn) for i, turn in turns.items()}
-        while histories:
+        while histories and not self._stopped:
             answers = self._answers(histories, done, generator)
             histories = {}
             for i, answer in answers.items():
@@ -243,6 +257,8 @@ class InProcess:
         )
         answers = {}
         for (i, prompt), ids in zip(prompts.items(), written, strict=True):
+            if self._stopped and ids[-1] not in stops and len(ids) < params.max_tokens:
+                continue
             text = str(tokenizer.decode(ids, skip_special_tokens=True))
             if text.strip():
                 message = {"role": "assistant", "content": text}
@@ -251,7 +267,8 @@ class InProcess:
                 done[i].reason = "the answer is empty"
         return answers
 
-    def _heed(self, total: int, live: int) -> None:
+    def _heed(self, total: int, live: int) -> bool:
+        """Whether to go on."""
         self._progress.update(self._done, f"{total} tokens written, {live} answers open")
-        if self._progress.stopping():
-            raise Stopped("answering was stopped")
+        self._stopped = self._progress.stopping()
+        return not self._stopped

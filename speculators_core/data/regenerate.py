@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 from pydantic import BaseModel
 
-from speculators_core.data.answering import Answering, Outcome, Task, answering
+from speculators_core.data.answering import Answering, Outcome, Task, answering, identity
 from speculators_core.data.chats import Chat
 from speculators_core.data.layouts import Text, recognise
 from speculators_core.data.sources import Source, open_source, take
@@ -107,8 +107,7 @@ def _finished(
 ) -> RegenerateResult:
     """What an earlier attempt ended with, if it was of the same data by the same model."""
     values = json.loads((output / RECORD).read_text(encoding="utf-8"))
-    with answering(params, progress) as who:
-        wanted = _made_from(params, source, who)
+    wanted = _made_from(params, source, identity(params, progress))
     different = [name for name, value in wanted.items() if values.get(name) != value]
     if different:
         raise Conflict(
@@ -168,12 +167,12 @@ def _settings(params: RegenerateParams) -> dict[str, Any]:
     return params.model_dump(mode="json", exclude=_ANY_ORDER)
 
 
-def _made_from(params: RegenerateParams, source: Source, who: Answering) -> dict[str, Any]:
+def _made_from(params: RegenerateParams, source: Source, answered_by: str) -> dict[str, Any]:
     """What a finished output is known by. The bytes of data and model count, not their paths."""
     return {
         "settings": _settings(params),
         "data": source.digest,
-        "answered_by": who.identity,
+        "answered_by": answered_by,
     }
 
 
@@ -292,7 +291,7 @@ def _write(work: _Work, who: Answering, output: Path) -> RegenerateResult:
             reasons=dict(work.reasons),
             model=who.model,
         )
-        made_from = _made_from(work.params, work.source, who)
+        made_from = _made_from(work.params, work.source, who.identity)
         record = {**made_from, "result": result.model_dump()}
         (partial / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return result

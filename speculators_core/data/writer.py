@@ -24,7 +24,7 @@ Choose = Callable[[Tensor], Tensor]
 """Logits [B, V] → the next token of each row [B]."""
 Ended = Callable[[list[int]], bool]
 """Whether a row, given its new tokens so far, is complete."""
-Tick = Callable[[int, int], None]
+Tick = Callable[[int, int], bool | None]
 """Called after every step with (tokens written, rows still open); may raise to stop."""
 
 _NAME = "speclab_rows"
@@ -133,7 +133,8 @@ def write(
 ) -> list[list[int]]:
     """Continue every prompt by up to `max_new` tokens; the new tokens of each, in order.
 
-    Prompts must not be empty. Memory: the KV cache of all prompts at full length.
+    Where `tick` says False it ends there, with what is written so far. Prompts must not be empty.
+    Memory: the KV cache of all prompts at full length.
     """
     if any(not prompt for prompt in prompts):
         raise InputError("an empty prompt can't be continued")
@@ -163,9 +164,7 @@ def _write(
         stay = [
             i for i, r in enumerate(live) if len(written[r]) < max_new and not ended(written[r])
         ]
-        if tick:
-            tick(total, len(stay))
-        if not stay:
+        if (tick and tick(total, len(stay)) is False) or not stay:
             return written
         if len(stay) < len(live):
             live = [live[i] for i in stay]

@@ -178,14 +178,18 @@ class Verifier:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Differs where config, weights or tokenizer do: a hash of all their bytes. Those of large
-        weight files are read once, and again when the file changes (`digests`)."""
-        directory = Path(self.facts.path)
-        digest = hashlib.sha256((self.facts.tokenizer_fingerprint or "").encode())
-        digest.update((directory / "config.json").read_bytes())
-        for file in sorted((*directory.glob("*.safetensors"), *directory.glob("*.bin"))):
-            digest.update(f"{file.name}:{digests.of_file(file)}".encode())
-        return digest.hexdigest()
+        return fingerprint_of(self.facts)
+
+
+def fingerprint_of(facts: VerifierFacts) -> str:
+    """Differs where config, weights or tokenizer do: a hash of all their bytes. Those of large
+    weight files are read once, and again when the file changes (`digests`)."""
+    directory = Path(facts.path)
+    digest = hashlib.sha256((facts.tokenizer_fingerprint or "").encode())
+    digest.update((directory / "config.json").read_bytes())
+    for file in sorted((*directory.glob("*.safetensors"), *directory.glob("*.bin"))):
+        digest.update(f"{file.name}:{digests.of_file(file)}".encode())
+    return digest.hexdigest()
 
 
 def fastest() -> tuple[torch.device, torch.dtype]:

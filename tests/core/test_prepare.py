@@ -73,6 +73,7 @@ def test_the_same_data_is_not_prepared_twice(tmp_path: Path, tiny_verifier: Path
 def test_b15_changed_data_a_changed_template_and_changed_parameters_are_prepared_anew(
     tmp_path: Path, tiny_verifier: Path
 ) -> None:
+    """B15"""
     verifier = tmp_path / "verifier"
     shutil.copytree(tiny_verifier, verifier)
     file = write_chats(tmp_path / "c.jsonl")
@@ -178,6 +179,7 @@ def test_a_truncated_file_is_reported(tmp_path: Path, tiny_verifier: Path) -> No
 def test_b8_a_killed_preparation_goes_on_and_ends_like_one_that_was_not(
     tmp_path: Path, tiny_verifier: Path
 ) -> None:
+    """B8"""
     file = write_chats(tmp_path / "c.jsonl", count=20)
     write, made = Tokeniser.write, []
 
@@ -294,6 +296,7 @@ def test_a_place_that_takes_nothing_and_a_full_disk_are_said_in_words(
 def test_b16_fewer_tokens_than_the_draft_vocabulary_are_filled_up(
     tmp_path: Path, tiny_verifier: Path
 ) -> None:
+    """B16"""
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLM"  # 39, and the end of turn
     file = tmp_path / "c.jsonl"
     file.write_text(json.dumps({"prompt": "?", "answer": letters}) + "\n")

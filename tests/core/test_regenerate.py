@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,31 @@ def test_in_process_answers_are_the_verifiers_greedy_ones_turn_after_turn(
     ]
     read = [Path(r.output).read_text() for r in two]
     assert read[0] == read[1] != read[2]
+
+
+def test_in_process_a_stop_keeps_finished_answers_and_what_is_finished_loads_no_verifier(
+    tmp_path: Path, tiny_verifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, out, verifier = questions(tmp_path, count=6), tmp_path / "out", tmp_path / "verifier"
+    shutil.copytree(tiny_verifier, verifier)
+    stops = {"eos_token_id": list(range(0, 256, 12))}  # so that answers end at different lengths
+    (verifier / "generation_config.json").write_text(json.dumps(stops))
+    asked = {"data": str(data), "verifier": str(verifier), "max_tokens": 64, "concurrency": 6}
+    now = RegenerateParams.model_validate({**asked, "temperature": 1.0, "max_failed": 0.9})
+    ended: list[int] = []  # answers open, at each look
+
+    class SomeEnded(Listener):
+        def update(self, fraction: float | None, text: str, eta_s: float | None = None) -> None:
+            ended.extend([int(text.split()[3])] if text.endswith("answers open") else [])
+
+        def stopping(self) -> bool:
+            return bool(ended) and ended[-1] < 4
+
+    with pytest.raises(Stopped, match=r"with [1-5] chats answered"):
+        regenerate(now, out, SomeEnded())
+    assert regenerate(now, out).samples >= 3
+    monkeypatch.setattr(answering, "load_verifier", lambda *a, **b: pytest.fail("loaded"))
+    assert regenerate(now, out).samples >= 3
 
 
 def test_in_process_a_chat_longer_than_the_context_fails_alone(
