@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from app.commands.conversion import converted_lines
 from app.commands.core_process import ProgressBar, run_core
 from app.commands.flags import parse, with_flags
 from app.commands.output import Json, emit
@@ -50,7 +51,8 @@ def register(app: typer.Typer) -> None:
 
 def _convert(flags: Flags, output: Output, as_json: Json = False) -> None:
     """Convert someone's draft to the files that vLLM serves, and validate it."""
-    emit(_produce("convert", parse(ConvertParams, flags), output), as_json)
+    made = _produce("convert", parse(ConvertParams, flags), output)
+    emit(made, as_json, converted_lines(made))
 
 
 def _stitch_mtp(flags: Flags, output: Output, as_json: Json = False) -> None:

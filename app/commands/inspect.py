@@ -7,8 +7,9 @@ from typing import Any
 
 import typer
 
+from app.commands.conversion import doubt_lines
 from app.commands.core import Flags, path_of
-from app.commands.flags import flag_of, parse, with_flags
+from app.commands.flags import parse, with_flags
 from app.commands.output import Json, emit, table
 from speculators_core.params import InspectParams
 
@@ -37,7 +38,7 @@ def _lines(found: dict[str, Any]) -> Iterable[str]:
     yield f"layout: {found['layout']}"
     yield ""
     for doubt in found["doubts"]:
-        yield from _doubt(doubt)
+        yield from doubt_lines(doubt)
     yield from [] if found["doubts"] else ["no doubts"]
     yield from (f"warning: {warning}" for warning in found["warnings"])
     yield ""
@@ -49,25 +50,3 @@ def _lines(found: dict[str, Any]) -> Iterable[str]:
     yield ""
     fields = [(name, f["value"], f["origin"]) for name, f in found["config"].items()]
     yield from table(("field", "value", "from"), fields)
-
-
-def _doubt(doubt: dict[str, Any]) -> Iterable[str]:
-    """The doubt, and each choice as the flags of `speclab convert` that make it."""
-    chosen = doubt["chosen"]
-    yield f"doubt: {doubt['about']}" + (" (open: choose)" if chosen is None else " (settled)")
-    rows = [
-        ("*" if number == chosen else " ", _flags(choice["params"]), choice["meaning"])
-        for number, choice in enumerate(doubt["choices"])
-    ]
-    yield from (f"  {line}" for line in table(("", "choice", "meaning"), rows)[1:])
-
-
-def _flags(params: dict[str, Any]) -> str:
-    return " ".join(_flag(name, value) for name, value in params.items())
-
-
-def _flag(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return flag_of(name if value else f"no_{name}")
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return f"{flag_of(name)} {text}"

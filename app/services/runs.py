@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import PurePath
 from typing import Any
@@ -31,6 +31,7 @@ __all__ = [
     "metrics",
     "retry",
     "submit",
+    "submit_chain",
     "view",
 ]
 
@@ -86,6 +87,26 @@ def submit(
         seen = view(session, run)
     if seen.state is RunState.QUEUED and seen.woken_at is None:
         wake([seen.id])
+    return seen
+
+
+def submit_chain(
+    planned: Sequence[tuple[JobKind, Mapping[str, Any]]],
+    following: Callable[[Mapping[str, Any], str], Mapping[str, Any]],
+    *,
+    owner: str,
+) -> list[RunView]:
+    """`submit` all of them or, where one is refused, none. `following(params, id)` gives the
+    parameters of a run that works on what run `id`, the one before it, makes.
+    """
+    with writing() as session:
+        made: list[Run] = []
+        for kind, params in planned:
+            values = following(params, made[-1].id) if made else params
+            made.append(add(session, kind, values, owner=owner))
+        seen = [view(session, run) for run in made]
+    if fresh := [one.id for one in seen if one.state is RunState.QUEUED and one.woken_at is None]:
+        wake(fresh)
     return seen
 
 

@@ -26,7 +26,7 @@ LABELS = {
     "dtype": "Number format",
     "trace": "Trace every step",
     "data": "Data",
-    "seq_length": "Longest sample",
+    "seq_length": "Cut samples at",
     "draft_vocab_size": "Draft vocabulary",
     "validation_fraction": "Validation share",
     "start_from": "Start from",

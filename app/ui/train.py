@@ -153,17 +153,17 @@ def submit_chain(choice: DataChoice, values: Mapping[str, Any], user: str) -> li
     planned = chain(choice, values)
     for kind, params in planned:
         references.check_params(kind, params)
-    made: list[RunView] = []
-    for kind, params in planned:
-        params = {name: _real(value, made) for name, value in params.items()}
-        made.append(runs.submit(kind, params, owner=user))
-    return made
+    return runs.submit_chain(planned, _following, owner=user)
 
 
-def _real(value: Any, made: Sequence[RunView]) -> Any:
+def _following(params: Mapping[str, Any], before: str) -> dict[str, Any]:
+    return {name: _real(value, f"run:{before}") for name, value in params.items()}
+
+
+def _real(value: Any, before: str) -> Any:
     if isinstance(value, list):
-        return [_real(item, made) for item in value]
-    return f"run:{made[-1].id}" if value in (PREPARED, "run:WRITTEN") else value
+        return [_real(item, before) for item in value]
+    return before if value in (PREPARED, "run:WRITTEN") else value
 
 
 def chain_tree(made: Sequence[RunView]) -> Node:

@@ -49,8 +49,8 @@ def _facts(result: Mapping[str, Any]) -> list[tuple[str, Any]]:
         ("Steps", f"{result.get('steps', 0):,}"),
         ("Time", state.duration(result.get("seconds"))),
     ]
-    if "skipped" in result:
-        found.append(("Batches skipped", f"{result['skipped']:,}"))
+    counted = {"skipped": "Steps without a trained token", "quarantined": "Chats set aside (NaN)"}
+    found += [(title, f"{result[key]:,}") for key, title in counted.items() if key in result]
     found.append(("Lies in", el("code", str(result.get("output")))))
     return found
 

@@ -25,14 +25,17 @@ from speculators_core.precision import Raw
 _SILENCE_SECONDS = 120.0
 _LISTING_BYTES = 64_000_000
 _PIECE = 4 << 20
+_LARGEST_BYTES = 32 * 10**9  # the drafts of the largest verifiers take a few
 
 
 class PickledWeights:
     """The tensors of some pickles: listed, and their bytes on request."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        """Raises `CheckpointError` where a file is damaged or would have to run code."""
+        """Raises `CheckpointError` where a file is damaged, would have to run code, or where they
+        are too large to be read into memory."""
         self._files = files
+        _check_size(files)
         command = [sys.executable, "-P", "-m", "speculators_core.conversion.pickled"]
         self._child = subprocess.Popen(
             [*command, *map(str, files)],
@@ -93,6 +96,17 @@ class PickledWeights:
     def _died(self) -> CheckpointError:
         self._end()
         return damaged(self._files[0], f"reading it failed (exit {self._child.returncode})")
+
+
+def _check_size(files: Sequence[Path]) -> None:
+    size = sum(file.stat().st_size for file in files)
+    if size > _LARGEST_BYTES:
+        raise CheckpointError(
+            f"{size / 1e9:.0f} GB of pickled weights: above {_LARGEST_BYTES / 1e9:.0f} GB none are "
+            "read, for a pickle can't be read in pieces",
+            where=str(files[0].parent),
+            hint="ask its author for safetensors files, which may be of any size",
+        )
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

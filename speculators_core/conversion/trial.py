@@ -51,7 +51,7 @@ def try_out(
     why = _unable(facts, plan)
     if why:
         progress.note(f"Not validated: {why}")
-        progress.update(1.0, "not validated")
+        progress.update(1.0, "written")
         return Validation(ok=None, first_token_acceptance=None, note=why), plan.inspection
     check_fetched(Path(facts.path).glob("*.safetensors"))
     return Trial(partial, source, layout, facts, params, progress).run(plan)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from speculators_core.checkpoint import load_speculator
-from speculators_core.config import default_aux_layers
 from speculators_core.decode.cache import KVStore, draft_attention
 from speculators_core.decode.drafter import Draft, Drafting
 from speculators_core.decode.sampling import Sampler
@@ -39,8 +38,7 @@ class EagleDrafter:
         _check_pair(draft, verifier)
         self.draft = draft
         self.probabilistic = probabilistic
-        ids = draft.config.eagle_aux_hidden_state_layer_ids
-        self.aux_layers = tuple(ids or default_aux_layers(verifier.facts.num_hidden_layers))
+        self.aux_layers = tuple(draft.config.eagle_aux_hidden_state_layer_ids or ())
 
     def begin(self, first_token: int, capacity: int, sampler: Sampler) -> Drafting:
         drawn_by = sampler if self.probabilistic and not sampler.greedy else None
@@ -127,6 +125,12 @@ class _EagleDrafting:
 
 def _check_pair(draft: Eagle3Draft, verifier: Verifier) -> None:
     config, facts = draft.config, verifier.facts
+    if not config.eagle_aux_hidden_state_layer_ids:
+        raise PairingError(
+            "the draft does not say which verifier states it was trained on",
+            where="config.json: eagle_aux_hidden_state_layer_ids",
+            hint="convert it again with --aux-layers",
+        )
     for what, own, theirs in (
         ("vocab_size", config.vocab_size, facts.vocab_size),
         ("hidden size of the aux states", config.verifier_hidden_size, facts.hidden_size),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from speculators_core import digests
 from speculators_core.checkpoint import save_speculator
 from speculators_core.data.prepare import Prepared, load_prepared
 from speculators_core.decode.verify import check_cacheable
@@ -226,8 +227,11 @@ def _fingerprint(params: TrainParams, prepared: Prepared, verifier: Verifier) ->
     """Equal where a checkpoint may be continued: parameters, data and verifier are the same, and
     so is the number of rows a step, however many processes share them."""
     own = params.model_dump(mode="json", exclude=set(_MAY_DIFFER))
-    if params.start_from:  # by content: its place may have changed, its weights must not
+    # by content: their places may have changed, weights and prompts must not
+    if params.start_from:
         own["start_from"] = warm_start.fingerprint(params.start_from)
+    if params.held_out:
+        own["held_out"] = digests.of_file(Path(params.held_out))
     rows = params.accumulate * params.world
     text = json.dumps([own, rows, prepared.meta.key, verifier.fingerprint], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -18,6 +18,7 @@ import typer
 
 from app import cli
 from app.commands import core, generate
+from app.commands.conversion import converted_lines
 from app.commands.core_process import run_core
 from app.commands.flags import flag_of, parse, read_config, with_flags
 from app.commands.output import Misuse
@@ -648,3 +649,26 @@ def test_up_refuses_to_listen_for_others(
 
 def test_the_console_script_is_installed() -> None:
     assert shutil.which("speclab", path=str(Path(sys.executable).parent))
+
+
+def test_a_conversion_ends_in_words_and_not_in_json() -> None:
+    choices = [{"params": {"aux_layers": [2, 4, 5]}, "meaning": "after these layers"}]
+    found = {
+        "output": "/o",
+        "report": "/o/conversion_report.json",
+        "validation": {"ok": False, "first_token_acceptance": 0.01, "failed": ["accepts nothing"]},
+        "doubts": [{"about": "aux layers", "choices": choices, "chosen": None}],
+        "warnings": ["untried beyond 2048"],
+        "deployable": False,
+    }
+    assert list(converted_lines(found)) == [
+        "output: /o",
+        "report: /o/conversion_report.json",
+        "validation: failed; accepts nothing; first-token acceptance 0.01",
+        "doubt: aux layers (open: one of these)",
+        "     --aux-layers 2,4,5  after these layers",
+        "warning: untried beyond 2048",
+        "deployable: no, until a person decides",
+    ]
+    unjudged = {"ok": None, "first_token_acceptance": None, "failed": [], "note": "no verifier"}
+    assert "validation: none: no verifier" in converted_lines({**found, "validation": unjudged})

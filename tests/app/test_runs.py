@@ -108,6 +108,22 @@ def test_equal_chains_have_equal_fingerprints_whatever_their_ids(store):
     assert held_out.fingerprint != trains[0].fingerprint
 
 
+def test_a_chain_is_queued_whole_or_not_at_all(store):
+    def following(params, before):
+        return {**params, "data": f"run:{before}"}
+
+    train = {"data": "run:PREPARED", "verifier": "v"}
+    with pytest.raises(InputError, match="lr"):
+        runs.submit_chain(
+            [("prepare", PREPARE), ("train", {**train, "lr": -1})], following, owner="ada"
+        )
+    assert runs.list_runs().total == 0
+    first, second = runs.submit_chain(
+        [("prepare", PREPARE), ("train", train)], following, owner="ada"
+    )
+    assert second.params["data"] == f"run:{first.id}"
+
+
 def test_lists_are_filtered_searched_and_paged_in_the_store(store):
     ids = [submit(params={**PREPARE, "seed": n}, name=f"run 100% {n}").id for n in range(5)]
     for n, run_id in enumerate(ids):

@@ -215,6 +215,14 @@ def test_a_draft_for_another_verifier_is_refused(tiny_verifier, tmp_path):
         EagleDrafter(draft, load_verifier(tiny_verifier))
 
 
+def test_a_draft_of_unknown_aux_layers_is_refused(tiny_verifier, tmp_path):
+    """A6: no default layers are taken in silence."""
+    config = tiny.draft_config(tiny_verifier, aux_layers=None)
+    draft = load_speculator(tiny.build_speculator(tmp_path / "draft", tiny_verifier, config=config))
+    with pytest.raises(PairingError, match="which verifier states it was trained on"):
+        EagleDrafter(draft, load_verifier(tiny_verifier))
+
+
 def test_a_verifier_whose_layers_can_not_be_rewound_is_refused(tiny_verifier):
     verifier = load_verifier(tiny_verifier)
     verifier.model.config.layer_types = ["full_attention", "linear_attention"]

@@ -291,6 +291,14 @@ def test_a_damaged_pickle_is_refused(tmp_path, content):
         load_pickled(tmp_path / "pytorch_model.bin")
 
 
+def test_a_pickle_that_is_larger_than_any_draft_is_not_read(tmp_path, tiny_research, tiny_verifier):
+    checkpoint = shutil.copytree(tiny_research, tmp_path / "r")
+    os.truncate(checkpoint / "pytorch_model.bin", 40 * 10**9)  # sparse
+    with pytest.raises(CheckpointError, match="40 GB of pickled weights: above 32 GB") as refused:
+        inspect(checkpoint, tiny_verifier)
+    assert "safetensors" in str(refused.value.hint)
+
+
 @pytest.mark.parametrize("held", [[1, 2], {}, {"epoch": 3}, {"model": {"x": torch.zeros(1)}}])
 def test_a_pickle_that_holds_more_than_tensors_is_refused(tmp_path, held):
     torch.save(held, tmp_path / "pytorch_model.bin")

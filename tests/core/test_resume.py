@@ -167,6 +167,22 @@ def test_another_runs_checkpoint_is_refused(run: Train, tmp_path: Path) -> None:
         run(output="new", resume=tmp_path / "out.checkpoints", lr=5e-4)
 
 
+def test_held_out_prompts_are_known_by_what_they_ask_and_not_by_their_place(
+    run: Train, tmp_path: Path
+) -> None:
+    """B15: what picks the best weights may not change on the way."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one two three"}\n')
+    with pytest.raises(Stopped):
+        run(stop_after(5), held_out=str(prompts))
+    other = prompts.rename(tmp_path / "elsewhere.jsonl")
+    with pytest.raises(Stopped):
+        run(stop_after(1), held_out=str(other), resume=tmp_path / "out.checkpoints")
+    other.write_text('{"prompt": "four five six"}\n')
+    with pytest.raises(CheckpointError, match="other parameters"):
+        run(held_out=str(other), resume=tmp_path / "out.checkpoints")
+
+
 def test_a_damaged_checkpoint_is_named(run: Train, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         run(stop_after(5))
