@@ -173,14 +173,16 @@ def test_held_out_prompts_are_known_by_what_they_ask_and_not_by_their_place(
     """B15: what picks the best weights may not change on the way."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one two three"}\n')
+    measured = {"evaluate_every": 1000, "held_out": str(prompts)}
     with pytest.raises(Stopped):
-        run(stop_after(5), held_out=str(prompts))
+        run(stop_after(5), **measured)
     other = prompts.rename(tmp_path / "elsewhere.jsonl")
+    measured["held_out"] = str(other)
     with pytest.raises(Stopped):
-        run(stop_after(1), held_out=str(other), resume=tmp_path / "out.checkpoints")
+        run(stop_after(1), **measured, resume=tmp_path / "out.checkpoints")
     other.write_text('{"prompt": "four five six"}\n')
     with pytest.raises(CheckpointError, match="other parameters"):
-        run(held_out=str(other), resume=tmp_path / "out.checkpoints")
+        run(**measured, resume=tmp_path / "out.checkpoints")
 
 
 def test_a_damaged_checkpoint_is_named(run: Train, tmp_path: Path) -> None:
