@@ -325,7 +325,7 @@ def test_a_push_is_a_form_of_the_speculators_row_that_queues_a_run(page: Page):
     repository = page.locator("#push-repository")
     expect(repository).to_contain_text("This is needed.")
     page.wait_for_timeout(2 * 1000 * POLL_SECONDS)  # the page has been kept current meanwhile
-    expect(repository).to_contain_text("This is needed.", timeout=1)
+    expect(repository).to_contain_text("This is needed.", timeout=5000)
     repository.locator("textarea, input").fill("ada/maths")
     page.keyboard.press("Tab")
     expect(page.locator("#push-command")).to_contain_text("--repository ada/maths")
