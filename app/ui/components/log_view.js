@@ -10,6 +10,7 @@ head.className = "log-head";
 link.className = "button small";
 link.textContent = "Download";
 link.setAttribute("download", "");
+link.hidden = true; // until the run is known, and while it has written nothing
 const name = document.createElement("strong");
 name.textContent = "Log";
 head.append(name, note, link);
