@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from speculators_core.checkpoint import load_speculator
-from speculators_core.config import Eagle3Config
+from speculators_core.config import Eagle3Config, default_aux_layers
 from speculators_core.decode.eagle import EagleDrafter
 from speculators_core.decode.engine import SpeculativeDecoder
 from speculators_core.decode.prompt import chat_ids
@@ -154,6 +154,7 @@ def random_draft(verifier: Verifier) -> Eagle3Draft:
             "draft_vocab_size": min(8192, facts.vocab_size),
             "norm_before_residual": True,
             "norm_output": True,
+            "eagle_aux_hidden_state_layer_ids": list(default_aux_layers(facts.num_hidden_layers)),
             "dtype": "float32",
             "speculators_config": {
                 "proposal_methods": [{"speculative_tokens": 3}],

@@ -10,7 +10,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 TRAINING = TESTS.parent / "docs" / "training.md"
-AT_LEAST = {"app": 355, "core": 645, "e2e": 30, "workers": 185}
+AT_LEAST = {"app": 355, "core": 646, "e2e": 30, "workers": 185}
 """Test functions of a directory. Fewer fail here; raise the numbers as tests are added, and lower
 one only together with the reason for taking tests away. `.ci/run` accepts none that is left out."""
 SLACK = 1.25  # beyond it a number says nothing any more
