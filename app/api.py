@@ -44,7 +44,7 @@ from app.services.views import (
 )
 from app.store.models import RunState
 from speculators_core.errors import Forbidden
-from speculators_core.params import PARAMS_OF, JobKind
+from speculators_core.params import PARAMS_OF, JobKind, parse_params
 
 
 class ErrorBody(BaseModel):
@@ -121,10 +121,11 @@ def submit_run(
     idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
 ) -> RunView:
     """Queue a run. The same `Idempotency-Key` again gives the run that is there."""
-    references.check_params(body.kind, body.params)
+    params = parse_params(body.kind, body.params).model_dump(mode="json")
+    references.check_params(body.kind, params)
     return runs.submit(
         body.kind,
-        body.params,
+        params,
         owner=user,
         name=body.name,
         needs=body.needs,

@@ -19,6 +19,7 @@ it an error again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 
 class SpeclabError(Exception):
@@ -83,6 +84,16 @@ class Unavailable(SpeclabError):
 
 class Stopped(SpeclabError):
     kind = "stopped"
+
+
+@contextmanager
+def about(where: str) -> Iterator[None]:
+    """An error of the block that names no place is one of `where`."""
+    try:
+        yield
+    except SpeclabError as error:
+        error.where = error.where or where
+        raise
 
 
 def revive(error: Mapping[str, object]) -> SpeclabError:

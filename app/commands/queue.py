@@ -17,7 +17,7 @@ from app.commands.flags import Config, parse, read_config, with_flags
 from app.commands.output import Json, emit, say, table
 from app.settings import settings
 from speculators_core.errors import NotFound
-from speculators_core.params import PARAMS_OF, JobKind
+from speculators_core.params import PARAMS_OF, JobKind, parse_params
 
 if TYPE_CHECKING:
     from app.services.views import LogChunk, Page, RunView, SpeculatorView
@@ -54,7 +54,7 @@ class LocalLab:
 
     def __init__(self) -> None:
         from app.auth import LOCAL_USER
-        from app.services import resuming, runs, speculators
+        from app.services import references, resuming, runs, speculators
 
         if not settings().has_store:
             raise NotFound(
@@ -63,6 +63,7 @@ class LocalLab:
                 hint="start one: speclab up; or name another: SPECLAB_URL or SPECLAB_HOME",
             )
         self._runs, self._resuming, self._speculators = runs, resuming, speculators
+        self._references = references
         self._user = LOCAL_USER
 
     def submit(
@@ -75,9 +76,12 @@ class LocalLab:
         priority: int = 0,
         idempotency_key: str | None = None,
     ) -> RunView:
+        known = self._runs.kind_of(kind)
+        given = parse_params(known, _absolute(params)).model_dump(mode="json")
+        self._references.check_names(known, given)
         return self._runs.submit(
-            kind,
-            _absolute(params),
+            known,
+            given,
             owner=self._user,
             name=name,
             needs=needs,

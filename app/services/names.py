@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TypeVar
 
 from sqlalchemy import select
@@ -11,19 +10,15 @@ from sqlalchemy.orm import Session
 from app.store.engine import serialise
 from app.store.models import DataSet, Speculator, VerifierModel
 from speculators_core.errors import InputError
+from speculators_core.params import NAME, NAME_RULE
 
 Registered = TypeVar("Registered", VerifierModel, DataSet, Speculator)
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def checked(name: str) -> str:
     """The name, if it can be one: it is used in references, folders and URLs."""
-    if not _NAME.fullmatch(name):
-        raise InputError(
-            f"{name!r} can't be a name",
-            hint="letters, digits, dot, dash and underscore, at most 100; a letter or digit first",
-        )
+    if not NAME.fullmatch(name):
+        raise InputError(f"{name!r} can't be a name", hint=NAME_RULE)
     return name
 
 

@@ -20,7 +20,7 @@ from app.services.fingerprint import split_reference
 from app.settings import settings
 from app.store.engine import reading
 from app.store.models import DataSet, RunState, Speculator, VerifierModel
-from speculators_core.errors import Conflict, Forbidden, InputError, NotFound
+from speculators_core.errors import Conflict, Forbidden, InputError, NotFound, about
 from speculators_core.hub.reference import is_hub_id, means_directory
 from speculators_core.params import JobKind
 from speculators_core.untrusted import check_links, is_here, links, within
@@ -70,17 +70,69 @@ def resolve_params(kind: JobKind, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_params(kind: JobKind, params: Mapping[str, Any]) -> None:
-    """Raise unless every path among the parameters is one that a person may name in a page."""
+    """Raise unless every path among the parameters is one that a person may name in a page, and
+    what they name is there. An error's `where` is the parameter.
+    """
 
     def check(reference: str, field: str) -> str:
-        if _names_path(reference):
-            check_path(reference)
+        with about(field):
+            if _names_path(reference):
+                check_path(reference)
         return reference
 
     _each_reference(params, check)
     for field in _PATH_ONLY & set(params):
         if isinstance(params[field], str):
             check(params[field], field)
+    check_names(kind, params)
+
+
+def check_names(kind: JobKind, params: Mapping[str, Any]) -> None:
+    """Raise where a parameter names nothing, or something of another kind, so that a run would
+    only fail over it. Outputs of runs are not looked at: they may not be there yet.
+    """
+
+    def check(reference: str, field: str) -> str:
+        with about(field):
+            if not split_reference(reference):
+                _refuse_another_kind(reference, field)
+                resolve(reference, field)
+        return reference
+
+    _each_reference(params, check)
+    if kind == JobKind.PREPARE:
+        _check_vocabulary(params)
+
+
+def _refuse_another_kind(name: str, field: str) -> None:
+    """A verifier in place of a speculator, or the other way round."""
+    table = _REGISTRIES[_REGISTRY_OF[field]]
+    if field == "checkpoint" or table is DataSet or _looks_like_path(name):
+        return
+    with reading() as session:
+        found = {
+            word
+            for word, other in _REGISTRIES.items()
+            if session.scalar(select(other.id).where(other.name == name))
+        }
+    wanted = _REGISTRY_OF[field]
+    if found and wanted not in found and not is_hub_id(name):
+        what = "data set" if "data" in found else found.pop()
+        raise InputError(
+            f"{name!r} is a {what}, and a {wanted} is needed", hint="see the Models page for names"
+        )
+
+
+def _check_vocabulary(params: Mapping[str, Any]) -> None:
+    size, name = params.get("draft_vocab_size"), params.get("verifier")
+    with reading() as session:
+        has = session.scalar(select(VerifierModel.vocab_size).where(VerifierModel.name == name))
+    if has and isinstance(size, int) and size > has:
+        raise InputError(
+            f"a draft vocabulary of {size:,} tokens, but {name} has only {has:,}",
+            where="draft_vocab_size",
+            hint="a smaller one, or leave it empty for the whole vocabulary",
+        )
 
 
 def check_path(path: str | Path) -> Path:

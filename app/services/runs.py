@@ -25,6 +25,7 @@ __all__ = [
     "add",
     "cancel",
     "get",
+    "kind_of",
     "list_runs",
     "log",
     "log_path",
@@ -41,6 +42,7 @@ _LONGEST_NAME = 200
 _MAIN_FIELD = {
     JobKind.VERIFIER: "name",
     JobKind.REGENERATE: "data",
+    JobKind.PREPARE: "data",
     JobKind.EVALUATE: "speculator",
     JobKind.CONVERT: "checkpoint",
     JobKind.EXPORT: "speculator",
@@ -123,7 +125,7 @@ def add(
     idempotency_key: str | None = None,
 ) -> Run:
     """`submit` within the caller's write transaction, without the ring."""
-    kind = _kind(kind)
+    kind = kind_of(kind)
     parsed = parse_params(kind, params)
     values = parsed.model_dump(mode="json")
     needed = dict.fromkeys([*needs, *run_references(values)])
@@ -341,7 +343,7 @@ def _conditions(
 ) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
     if kind:
-        found.append(Run.kind == _kind(kind))
+        found.append(Run.kind == kind_of(kind))
     if state:
         states = [state] if isinstance(state, str) else list(state)
         found.append(Run.state.in_([_state(one) for one in states]))
@@ -358,7 +360,8 @@ def _conditions(
     return found
 
 
-def _kind(kind: JobKind | str) -> JobKind:
+def kind_of(kind: JobKind | str) -> JobKind:
+    """Raises `InputError` where there is no such kind."""
     try:
         return JobKind(str(kind).replace("-", "_"))
     except ValueError:
@@ -383,7 +386,10 @@ def _name(name: str) -> str:
 
 def _default_name(kind: JobKind, params: Mapping[str, Any]) -> str:
     about = params.get(_MAIN_FIELD.get(kind, "verifier")) or params.get("verifier") or ""
-    return _clean(f"{kind.value.replace('_', '-')} {PurePath(about).name or about}")[:_LONGEST_NAME]
+    first, *more = about if isinstance(about, list) else [about]
+    words = [kind.value.replace("_", "-"), PurePath(first).name or first]
+    words += [f"and {len(more)} more"] if more else []
+    return _clean(" ".join(words))[:_LONGEST_NAME]
 
 
 def _clean(text: str) -> str:

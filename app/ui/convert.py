@@ -13,6 +13,7 @@ from app.services import conversions, references, runs, speculators
 from app.services.views import RunView, SpeculatorView
 from app.ui.choices import verifier_names
 from app.ui.components import state
+from app.ui.components.corrections import corrections_tree
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel, action
 from app.ui.conversion import acceptance, deploy_link
@@ -20,7 +21,6 @@ from app.ui.forms import Form
 from app.ui.inspection import doubts_tree, params_text, tables_tree, warnings_tree
 from app.ui.page import (
     QUIET,
-    SUBMIT,
     frame,
     keep_current,
     problem,
@@ -28,7 +28,7 @@ from app.ui.page import (
     run_link,
     user_of,
 )
-from app.ui.submission import submit
+from app.ui.submission import answered, submit
 from speculators_core.errors import InputError, SpeclabError
 from speculators_core.params import ConvertParams, JobKind
 
@@ -75,7 +75,7 @@ def build(blocks: gr.Blocks) -> None:
     settings = form.inputs[len(PAIR) :]
     look.click(inspect, form.inputs, [seen, answer], **QUIET)
     answer.click(choose, [seen, *form.inputs], [seen, answer, *settings], **QUIET)
-    go.click(convert, form.inputs, queued, validator=form.validator(), **SUBMIT)
+    go.click(convert, form.inputs, queued, **QUIET)
     form.open_with(blocks, {"verifier": verifier_names})
     form.show_command(command, JobKind.CONVERT, blocks)
     keep_current(blocks, "Convert", navigation, lambda request: [_recent()], [recent])
@@ -96,12 +96,18 @@ def introduction() -> Node:
 
 
 def shown(form: Form, entered: Sequence[Any], before: dict[str, Any] | None) -> list[Any]:
-    """What was seen (for the next choice), and the tree of it."""
-    try:
-        now = examine(form, entered, before)
-    except Exception as error:
-        return [None, problem_of(error)]
-    return [now, inspection_tree(now, form, entered)]
+    """What was seen (for the next choice; None where nothing could be), and the tree of it."""
+    seen: list[dict[str, Any]] = []
+
+    def work() -> Node:
+        open_ = {} if "verifier" in form.values(entered) else {"verifier": "not chosen yet"}
+        if wrong := form.corrections(entered, **open_):
+            return corrections_tree(wrong)
+        seen.append(examine(form, entered, before))
+        return inspection_tree(seen[0], form, entered)
+
+    tree = answered(work, form)
+    return [seen[0] if seen else None, tree]
 
 
 def examine(
@@ -114,9 +120,7 @@ def examine(
     that can't be (`problem`).
     """
     values, changed = form.values(entered), form.changed(entered)
-    checkpoint, verifier = values.get("checkpoint"), values.get("verifier")
-    if not checkpoint:
-        raise InputError("Checkpoint: this is needed", hint="enter a path or a hub id")
+    checkpoint, verifier = values["checkpoint"], values.get("verifier")
     references.check_params(JobKind.CONVERT, values)
     asked = [checkpoint, verifier]
     known = before if before and before["asked"] == asked else None

@@ -9,17 +9,19 @@ from urllib.parse import quote, urlencode
 import gradio as gr
 
 from app.services import capacity, data_sets, references, uploads
+from app.services.names import checked
 from app.services.views import DataSetView
 from app.ui import caches, data_set
 from app.ui.capacity import estimate_tree
 from app.ui.choices import chats_names, verifier_names
 from app.ui.components import state
+from app.ui.components.corrections import Correction, corrections_tree, sentence_of
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel, notice
 from app.ui.job_form import JobForm
-from app.ui.page import QUIET, attempt, frame, keep_current
+from app.ui.page import QUIET, attempt, frame, keep_current, unfold
 from speculators_core.data.rows import SUFFIXES
-from speculators_core.errors import InputError
+from speculators_core.errors import InputError, SpeclabError
 from speculators_core.params import JobKind, Params, PrepareParams
 
 FORMS = (
@@ -108,7 +110,7 @@ def introduction() -> Node:
 
 
 def _adding(blocks: gr.Blocks) -> None:
-    with gr.Accordion("Add chats", open=False, elem_id="add-form"):
+    with gr.Accordion("Add chats", open=False, elem_id="add-form") as folded:
         with gr.Row():
             file = gr.File(
                 label="Upload a file of chats", file_types=list(SUFFIXES), elem_id="add-file"
@@ -127,16 +129,25 @@ def _adding(blocks: gr.Blocks) -> None:
             go = gr.Button("Add", variant="primary", elem_id="add", scale=0)
         answer = Panel(elem_id="add-answer")
     go.click(add, [file, path, name], answer, **QUIET)
+    unfold(blocks, folded, "add")
 
 
 def add(file: str | None, path: str, name: str) -> Node:
     """Check and keep chats that were uploaded or lie at a path; says what became of them."""
 
     def work() -> Node:
-        source = file or (references.check_path(path.strip()) if path.strip() else None)
-        if source is None:
-            raise InputError("neither a file nor a path is given", hint="choose one of both")
-        made = uploads.keep_chats(source, name.strip() or None)
+        if not (file or path.strip()):
+            sentence = "Upload a file, or name the path of one."
+            return corrections_tree([Correction("add-file", "File", sentence)])
+        try:
+            source = file or references.check_path(path.strip())
+        except SpeclabError as error:
+            return corrections_tree([Correction("add-path", "Path", sentence_of(error))])
+        try:
+            called = checked(name.strip()) if name.strip() else None
+        except InputError as error:
+            return corrections_tree([Correction("add-name", "Name", sentence_of(error))])
+        made = uploads.keep_chats(source, called)
         link = el("a", made.name, href=_address(made))
         return notice("success", f"{made.samples:,} chats are kept as", link)
 

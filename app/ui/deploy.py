@@ -16,7 +16,7 @@ from app.ui.components.deployment import drafter, verifier, word
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel, action
 from app.ui.forms import Form
-from app.ui.page import QUIET, SUBMIT, attempt, frame, keep_current, user_of
+from app.ui.page import QUIET, attempt, frame, keep_current, user_of
 from app.ui.submission import submit
 from speculators_core.params import DeployParams, JobKind
 
@@ -47,7 +47,7 @@ def build(blocks: gr.Blocks) -> None:
     def act(event: gr.EventData, request: gr.Request) -> Node:
         return attempt(lambda: _act(*action(event), user=user_of(request)))
 
-    go.click(serve, form.inputs, answer, validator=form.validator(), **SUBMIT)
+    go.click(serve, form.inputs, answer, **QUIET)
     served.click(act, None, answer, **QUIET)
     form.open_with(blocks, {"speculator": _drafters, "verifier": verifier_names})
     form.show_command(command, JobKind.DEPLOY, blocks)

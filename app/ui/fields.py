@@ -78,7 +78,8 @@ def component(
             list(choices or ()), value=start or None, allow_custom_value=True, **common
         )
     # Numbers too: `1e-3` stays as it was written, and an empty field means "none".
-    return gr.Textbox(value=start, max_lines=1, **common)
+    placeholder = shown(field, default(field)) or None
+    return gr.Textbox(value=start, placeholder=placeholder, max_lines=1, **common)
 
 
 def label(name: str) -> str:
@@ -113,9 +114,11 @@ def from_address(model: type[BaseModel], name: str, given: str) -> Any:
     return TRISTATE_OF[yes] if takes_none(field) else yes
 
 
-def sentence(error: Mapping[str, Any]) -> str:
-    """A validation error as a sentence that shows what was found."""
-    if error["type"] == "missing":
+def sentence(error: Mapping[str, Any], field: FieldInfo | None = None) -> str:
+    """A validation error as a sentence that shows what was found; a field that has a form of its
+    own is told by its description.
+    """
+    if error["type"] in ("missing", "string_too_short"):
         return "This is needed."
     context = error.get("ctx", {})
     rules = {
@@ -126,6 +129,8 @@ def sentence(error: Mapping[str, Any]) -> str:
         "int_parsing": "must be a whole number",
         "float_parsing": "must be a number",
     }
+    if field and field.description:
+        rules["string_pattern_mismatch"] = f"must be: {_help(field)}"
     rule = rules.get(error["type"], str(error["msg"]).removeprefix("Value error, "))
     found = error.get("input")
     shown = "" if isinstance(found, dict) else f", found {found!r}"
@@ -138,8 +143,10 @@ def default(field: FieldInfo) -> Any:
 
 
 def _help(field: FieldInfo) -> str:
-    text = (field.description or "").replace("`", "")
-    return text[:1].upper() + text[1:]
+    text = field.description or ""
+    if text.startswith("`"):  # a value, to be typed as it stands
+        return text.replace("`", "")
+    return (text[:1].upper() + text[1:]).replace("`", "")
 
 
 def shown(field: FieldInfo, value: Any) -> Any:

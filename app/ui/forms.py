@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from app.ui.commands import submit_line
 from app.ui.components import state
+from app.ui.components.corrections import Correction
 from app.ui.components.elements import Node
 from app.ui.fields import (
     component,
@@ -76,7 +77,9 @@ class Form:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = label(_field(first)) if _field(first) else "The form"
-            raise InputError(f"{name}: {sentence(first)}", hint="correct this field") from error
+            raise InputError(
+                f"{name}: {self._sentence(first)}", hint="correct this field"
+            ) from error
 
     def values(self, entered: Sequence[Any]) -> dict[str, Any]:
         """What is in the fields as parameters; an empty field means the model's default."""
@@ -104,17 +107,23 @@ class Form:
         try:
             self.model.model_validate({**self.preset, **self.values(entered), **extra})
         except ValidationError as error:
-            return {_field(e): sentence(e) for e in reversed(error.errors(include_url=False))}
+            found = reversed(error.errors(include_url=False))
+            return {_field(one): self._sentence(one) for one in found}
         return {}
 
-    def marks(self, entered: Sequence[Any], **extra: Any) -> list[Any]:
-        """For each field whether it is right, and the sentence beside it if not."""
-        wrong = self.problems(entered, **extra)
-        return [gr.validate(name not in wrong, wrong.get(name, "")) for name in self.fields]
+    def _sentence(self, error: Mapping[str, Any]) -> str:
+        return sentence(error, self.model.model_fields.get(_field(error)))
 
-    def validator(self) -> Callable[..., list[Any]]:
-        """For an event whose inputs are this form's."""
-        return lambda *entered: self.marks(entered)
+    def corrections(self, entered: Sequence[Any], **extra: Any) -> list[Correction]:
+        """What is wrong, in the fields' order; what concerns no field of the form comes last."""
+        wrong = self.problems(entered, **extra)
+        names = [name for name in self.fields if name in wrong]
+        rest = [name for name in wrong if name not in self.fields]
+        return [self.correction(name, wrong[name]) for name in (*names, *rest)]
+
+    def correction(self, name: str, sentence: str) -> Correction:
+        field = self.fields.get(name)
+        return Correction(field.elem_id if field else "", label(name) if name else "", sentence)
 
     def entered(self, values: Mapping[str, Any]) -> list[Any]:
         """What the fields hold when these values are chosen, defaults for the rest."""
@@ -169,11 +178,11 @@ class Form:
 
 
 class Mirror:
-    """Fields as one hidden text, JSON, from the page's opening on and after every change.
+    """Fields as one hidden text, JSON, from the page's opening on and after every change: what
+    follows them is worked out once for all changes that come together.
 
     `filled`: events that fill the fields when the page opens, which fields of a folded part don't
-    tell as a change. It is for what follows the fields: an event that takes the fields themselves
-    wipes what stands beside them when it comes back, also a sentence that is newer than it.
+    tell as a change.
     """
 
     def __init__(self, blocks: gr.Blocks, inputs: Sequence[Any], filled: Sequence[Any]) -> None:

@@ -16,7 +16,7 @@ from app.ui.components import state
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel
 from app.ui.forms import Form, Mirror
-from app.ui.page import QUIET, SUBMIT, attempt, user_of
+from app.ui.page import QUIET, attempt, unfold, user_of
 from app.ui.submission import submit
 from speculators_core.params import PARAMS_OF, JobKind, Params
 
@@ -57,12 +57,12 @@ class JobForm:
         def queue(request: gr.Request, *entered: Any) -> Node:
             return submit(form, self.kind, entered, user_of(request), self.require)
 
-        go.click(queue, form.inputs, answer, validator=form.validator(), **SUBMIT)
+        go.click(queue, form.inputs, answer, **QUIET)
         form.open_with(blocks, self.choices, self.empty)
         Mirror(blocks, form.inputs, form.filled).change(
             lambda text: self._beside(form, json.loads(text)), [beside, command]
         )
-        blocks.load(self._opened, None, folded, **QUIET)
+        unfold(blocks, folded, self.key)
         return form
 
     def _fields(self, form: Form) -> None:
@@ -75,11 +75,6 @@ class JobForm:
         if rest:
             with gr.Accordion("Advanced", open=False), gr.Row():
                 form.draw(*rest, choices=offered)
-
-    def _opened(self, request: gr.Request) -> Any:
-        return (
-            gr.Accordion(open=True) if request.query_params.get("form") == self.key else gr.skip()
-        )
 
     def _beside(self, form: Form, entered: Sequence[Any]) -> list[Node]:
         line = state.command(submit_line(self.kind, form.values(entered)))

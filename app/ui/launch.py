@@ -13,10 +13,12 @@ import gradio as gr
 from app.services import launching
 from app.ui.choices import all_speculator_names
 from app.ui.components import state
+from app.ui.components.corrections import corrections_tree
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel, notice
 from app.ui.forms import Form, Mirror
-from app.ui.page import QUIET, attempt
+from app.ui.page import unfold
+from app.ui.submission import answered
 from speculators_core.params import LaunchParams
 
 KEY = "launch"
@@ -37,27 +39,25 @@ def draw(blocks: gr.Blocks) -> None:
             form.draw("image", "gpus", "port")
         lines = Panel(elem_id=f"{KEY}-lines")
 
-    def opened(request: gr.Request) -> Any:
-        wanted = request.query_params.get("form") == KEY
-        return gr.Accordion(open=True) if wanted else gr.skip()
-
     form.open_with(blocks, {"speculator": all_speculator_names})
     mirror = Mirror(blocks, form.inputs, form.filled)
     mirror.change(lambda text: lines_of(form, json.loads(text)), lines)
-    blocks.load(opened, None, folded, **QUIET)
+    unfold(blocks, folded, KEY)
 
 
 def lines_of(form: Form, entered: list[Any]) -> Node:
     """The lines for what is in the fields, or what is wrong with it."""
 
     def work() -> Node:
+        if wrong := form.corrections(entered):
+            return corrections_tree(wrong)
         params = form.params(entered)
         assert isinstance(params, LaunchParams)
         return lines_tree(launching.commands(params).model_dump())
 
     if not entered[0]:
         return state.empty("Choose a speculator.")
-    return attempt(work)
+    return answered(work, form)
 
 
 def lines_tree(commands: Mapping[str, Any]) -> Node:

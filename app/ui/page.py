@@ -32,17 +32,8 @@ PAGES = (
     ("Models", "/models"),
 )
 POLL_SECONDS = 2.0
-QUIET: dict[str, Any] = {
-    "show_progress": "hidden",
-    "show_progress_on": [],
-    "api_visibility": "private",
-}
-"""For every event: nothing blinks, and it is no part of the public API. It shows progress on no
-component: Gradio would write that status again whenever any event goes on, also over the sentence
-that a validator put beside a field.
-"""
-SUBMIT: dict[str, Any] = {"show_progress": "minimal", "api_visibility": "private"}
-"""For events with a validator: hidden progress would hide what it says beside the fields."""
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+"""For every event: nothing blinks, and it is no part of the public API."""
 
 
 @contextmanager
@@ -103,6 +94,16 @@ def keep_current(
     gr.Timer(POLL_SECONDS).tick(tick, sources, outputs, **QUIET)
 
 
+def unfold(blocks: gr.Blocks, fold: gr.Accordion, key: str) -> None:
+    """Open the fold of a form where the page's address asks for it: `?form=KEY`."""
+
+    def opened(request: gr.Request) -> Any:
+        wanted = request.query_params.get("form") == key
+        return gr.Accordion(open=True) if wanted else gr.skip()
+
+    blocks.load(opened, None, fold, **QUIET)
+
+
 def _attempt_all(read: Callable[[], Sequence[Any]], count: int) -> Sequence[Any]:
     """What `read` gives; where it fails, nothing new but what the log says."""
     try:
@@ -144,14 +145,9 @@ def run_link(run: RunView) -> Node:
     return el("a", run.name, href=f"/runs?run={run.id}")
 
 
-def submitted(run: RunView, line: str) -> Node:
-    """Said after a form has become a run: where it is, and the same from a terminal."""
-    return el(
-        "div",
-        notice("success", "Queued:", run_link(run), state.chip(run.state)),
-        state.command(line),
-        cls="stack",
-    )
+def submitted(run: RunView) -> Node:
+    """Said after a form has become a run: where it is."""
+    return notice("success", "Queued:", run_link(run))
 
 
 def user_of(request: gr.Request) -> str:

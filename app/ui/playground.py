@@ -73,7 +73,12 @@ def build(blocks: gr.Blocks) -> None:
 
 
 def _question() -> tuple[Any, Panel, list[Any], gr.Button, gr.Button]:
-    chosen = gr.Dropdown([], label="Deployment", elem_id="deployment")
+    chosen = gr.Dropdown(
+        [],
+        allow_custom_value=True,  # what was deployed since the app started, too
+        label="Deployment",
+        elem_id="deployment",
+    )
     about = Panel(elem_id="deployment-state")
     text = gr.Textbox(
         label="Message",

@@ -1,4 +1,6 @@
-"""From a filled form to a queued run, the same way on every page."""
+"""From a filled form to a queued run, or to what has to be corrected first, the same way on every
+page.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from app.services import references, runs
-from app.ui.commands import submit_line
+from app.ui.components.corrections import corrections_tree, sentence_of
 from app.ui.components.elements import Node
 from app.ui.forms import Form
-from app.ui.page import attempt, submitted
+from app.ui.page import problem_of, submitted
+from speculators_core.errors import SpeclabError
 from speculators_core.params import JobKind, Params
 
 
@@ -25,12 +28,25 @@ def submit(
     """
 
     def work() -> Node:
+        if wrong := form.corrections(entered):
+            return corrections_tree(wrong)
         asked = form.params(entered)
         params = asked.model_dump(mode="json")
         references.check_params(kind, params)
         if require:
             require(asked)
-        run = runs.submit(kind, params, owner=user)
-        return submitted(run, submit_line(run.kind, run.params))
+        return submitted(runs.submit(kind, params, owner=user))
 
-    return attempt(work)
+    return answered(work, form)
+
+
+def answered(work: Callable[[], Node], *forms: Form) -> Node:
+    """The answer of `work`; an error that names a field of one of these forms stands beside it."""
+    try:
+        return work()
+    except Exception as error:
+        where = error.where if isinstance(error, SpeclabError) else None
+        for form in forms:
+            if isinstance(error, SpeclabError) and where in form.fields:
+                return corrections_tree([form.correction(str(where), sentence_of(error))])
+        return problem_of(error)

@@ -15,10 +15,12 @@ from app.ui.capacity import of_chain, require_room
 from app.ui.choices import speculator_names, verifier_names
 from app.ui.commands import submit_line, yaml_tree
 from app.ui.components import state
+from app.ui.components.corrections import corrections_tree
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import Panel, notice
 from app.ui.forms import Form, Mirror
-from app.ui.page import QUIET, SUBMIT, attempt, frame, keep_current, run_link, user_of
+from app.ui.page import QUIET, attempt, frame, keep_current, problem_of, run_link, user_of
+from app.ui.submission import answered
 from app.ui.training_data import DataChoice, DataSection, data_section
 from app.ui.training_presets import NAMES, expectation, values_of
 from speculators_core.params import JobKind, Params, TrainParams
@@ -49,18 +51,18 @@ def build(blocks: gr.Blocks) -> None:
 
     split, kept = len(data.inputs), len(training_fields.TOP)
 
-    def check(*entered: Any) -> list[Any]:
-        return [*data.marks(entered[:split]), *form.marks(entered[split:], data=PREPARED)]
-
     def submit(request: gr.Request, *entered: Any) -> Node:
         def work() -> Node:
+            wrong = form.corrections(entered[split:], data=PREPARED)
+            if wrong := [*data.corrections(entered[:split]), *wrong]:
+                return corrections_tree(wrong)
             values = form.values(entered[split:])
             params = form.params(entered[split:], data=PREPARED)
             seen = data.seen(entered[:split], arrived=True)
             require_room(seen, params)
             return chain_tree(submit_chain(data.choice(entered[:split]), values, user_of(request)))
 
-        return attempt(work)
+        return answered(work, form, data.writing, data.preparing)
 
     def choose(name: str) -> list[Any]:
         chosen = values_of(name)
@@ -71,9 +73,12 @@ def build(blocks: gr.Blocks) -> None:
         ]
 
     def follow(text: str) -> list[Node]:
-        return followed(data, form, json.loads(text))
+        try:
+            return followed(data, form, json.loads(text))
+        except Exception as error:
+            return [problem_of(error), el("div")]
 
-    go.click(submit, [*data.inputs, *form.inputs], answer, validator=check, **SUBMIT)
+    go.click(submit, [*data.inputs, *form.inputs], answer, **QUIET)
     preset.input(choose, preset, [expected, *data.preset_inputs, *form.inputs[kept:]], **QUIET)
     form.open_with(
         blocks,
@@ -167,12 +172,6 @@ def _real(value: Any, before: str) -> Any:
 
 
 def chain_tree(made: Sequence[RunView]) -> Node:
-    """The runs that a form has become, in their order, and the same from a terminal."""
+    """The runs that a form has become, in their order."""
     links = [part for run in made for part in (el("span", "→", cls="quiet"), run_link(run))][1:]
-    lines = [submit_line(run.kind, run.params) for run in made]
-    return el(
-        "div",
-        notice("success", "Queued:", *links),
-        [state.command(line, f"{i}. from a terminal") for i, line in enumerate(lines, 1)],
-        cls="stack",
-    )
+    return notice("success", "Queued:", *links)

@@ -12,10 +12,11 @@ import gradio as gr
 
 from app.services import capacity, data_sets, uploads
 from app.ui.choices import data_names
+from app.ui.components.corrections import Correction, sentence_of
 from app.ui.forms import Form, Mirror
 from app.ui.page import QUIET
 from speculators_core.data.rows import SUFFIXES
-from speculators_core.errors import InputError
+from speculators_core.errors import InputError, NotFound
 from speculators_core.params import JobKind, PrepareParams, SelfWriteParams
 
 WRITTEN, REGISTERED, UPLOADED = "Let the verifier write it", "A data set", "Upload a file"
@@ -53,6 +54,7 @@ class DataSection:
             )
         self.registered = gr.Dropdown(
             [],
+            allow_custom_value=True,  # what was registered since the app started, too
             label="Data set",
             info="Chats, or data that is prepared already; more on the Data page",
             visible=False,
@@ -86,16 +88,23 @@ class DataSection:
             *self.preparing.entered(preset.get(JobKind.PREPARE, {})),
         ]
 
-    def marks(self, entered: Sequence[Any]) -> list[Any]:
-        """Whether each input is right, and what is wrong with it."""
+    def corrections(self, entered: Sequence[Any]) -> list[Correction]:
+        """What is wrong in the fields of the chosen source."""
         where, name, file, wrote, prepared = self._parts(entered)
-        return [
-            gr.validate(True, ""),
-            gr.validate(where != REGISTERED or bool(name), "Choose a data set."),
-            gr.validate(where != UPLOADED or bool(file), "Choose a file."),
-            *self.writing.marks(wrote, **_VERIFIER),
-            *self.preparing.marks(prepared, data=("chosen above",), **_VERIFIER),
-        ]
+        found = []
+        if where == REGISTERED and not name:
+            found.append(Correction("data-set", "Data set", "Choose a data set."))
+        if where == UPLOADED and not file:
+            found.append(Correction("upload", "File", "Choose a file."))
+        if where == WRITTEN:
+            found += self.writing.corrections(wrote, **_VERIFIER)
+        try:
+            ready = self.seen(entered).prepared is not None
+        except NotFound as error:
+            return [*found, Correction("data-set", "Data set", sentence_of(error))]
+        if not ready:
+            found += self.preparing.corrections(prepared, data=("chosen above",), **_VERIFIER)
+        return found
 
     def choice(self, entered: Sequence[Any]) -> DataChoice:
         """What was chosen; an uploaded file is checked and kept. Raises `InputError`."""

@@ -278,7 +278,11 @@ def test_a_run_is_submitted_from_the_yaml_that_pages_show(
 ) -> None:
     from app.ui.commands import yaml_text
 
-    params = TrainParams(data="d", verifier="v: # é", lr=2e-5, aux_layers=(1, 2, 3), epochs=3)
+    verifier = tmp_path / "v: # é"
+    verifier.mkdir()
+    params = TrainParams(
+        data="org/d", verifier=str(verifier), lr=2e-5, aux_layers=(1, 2, 3), epochs=3
+    )
     config = tmp_path / "train.yaml"
     config.write_text(yaml_text(TrainParams, params.model_dump(mode="json")))
     status, said = in_process(
@@ -388,9 +392,9 @@ def test_submitted_paths_become_absolute(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "chats.jsonl").write_text("{}\n")
-    arguments = ["--data", "chats.jsonl,named", "--verifier", "v", "--json"]
+    arguments = ["--data", "chats.jsonl,org/named", "--verifier", "org/v", "--json"]
     _, said = in_process(capsys, "submit", "prepare", *arguments)
-    assert json.loads(said)["params"]["data"] == [str(tmp_path / "chats.jsonl"), "named"]
+    assert json.loads(said)["params"]["data"] == [str(tmp_path / "chats.jsonl"), "org/named"]
 
 
 def test_where_nothing_runs_status_and_down_say_so(

@@ -172,7 +172,7 @@ def test_programs_allow_and_fetch_as_pages_do(sqlite_store, tmp_path, monkeypatc
         monkeypatch.setattr(lab, "_http", client)
         refused = client.post(
             "/api/runs",
-            json={"kind": "deploy", "params": {"verifier": "v", "speculator": "mine"}},
+            json={"kind": "deploy", "params": {"verifier": "org/v", "speculator": "mine"}},
         )
         assert (refused.status_code, refused.json()["error"]["kind"]) == (409, "conflict")
         assert lab.allow("mine").allowed_by == "local"

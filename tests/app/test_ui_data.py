@@ -108,7 +108,7 @@ def test_chats_are_added_from_a_path_that_may_be_read_and_from_no_other(
     file.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n")
     assert "kept as mine" in text_of(data.add(None, str(file), ""))
     assert "not in a directory" in text_of(data.add(None, "../../etc/passwd", ""))
-    assert "neither a file nor a path" in text_of(data.add(None, " ", ""))
+    assert "Upload a file, or name the path" in text_of(data.add(None, " ", ""))
     assert len(data_sets.list_data_sets()) == 1
 
 
@@ -119,7 +119,7 @@ def test_preparing_more_than_is_free_is_refused_before_it_is_queued(sqlite_store
     )
     monkeypatch.setattr(capacity, "of_preparing", lambda sources: small)
     form = next(form for form in data.FORMS if form.key == "prepare")
-    params = PrepareParams(data=("x",), verifier="v")
+    params = PrepareParams(data=("org/x",), verifier="org/v")
     assert "It needs 9 bytes, and 5 bytes are free." in text_of(form.needs(params))
     with pytest.raises(Unavailable, match="prepared tokens need 9 bytes"):
         form.require(params)

@@ -9,6 +9,7 @@ import pytest
 
 from app.commands.flags import parse
 from app.ui.commands import submit_line
+from app.ui.components.corrections import Correction
 from app.ui.fields import from_address, label
 from app.ui.fields import parse as parse_field
 from app.ui.forms import Form
@@ -35,10 +36,11 @@ def drawn(model: type[Params], *names: str) -> Form:
 def test_an_untouched_form_gives_the_models_own_defaults(kind: JobKind):
     model = PARAMS_OF[kind]
     form = drawn(model)
-    given = {name: "x" for name, field in model.model_fields.items() if field.is_required()}
+    needed = [name for name, field in model.model_fields.items() if field.is_required()]
+    given = {name: "org/x" if name == "repository" else "x" for name in needed}
     entered = [given.get(name, field.value) for name, field in form.fields.items()]
     assert form.params(entered) == model.model_validate(
-        {name: ("x",) if name == "data" and kind == JobKind.PREPARE else "x" for name in given}
+        {**given, "data": ("x",)} if kind == JobKind.PREPARE else given
     )
 
 
@@ -107,8 +109,9 @@ def test_what_is_wrong_is_said_of_the_field_it_is_wrong_in(name: str, entered: s
     values = {key: field.value for key, field in form.fields.items()}
     values |= {"checkpoint": "c", "verifier": "v", name: entered}
     assert form.problems([*values.values()]) == {name: sentence}
-    marks = dict(zip(form.fields, form.marks([*values.values()]), strict=True))
-    assert [key for key, mark in marks.items() if not mark["is_valid"]] == [name]
+    [correction] = form.corrections([*values.values()])
+    element = form.fields[name].elem_id
+    assert correction == Correction(element, label(name), sentence)
     with pytest.raises(InputError, match=label(name).split(" (")[0]):
         form.params([*values.values()])
 

@@ -8,7 +8,16 @@ import pytest
 
 from speculators_core import params
 from speculators_core.errors import InputError
-from speculators_core.params import GenerateParams, LaunchParams, Params, parse_model
+from speculators_core.params import (
+    EvaluateParams,
+    GenerateParams,
+    LaunchParams,
+    Params,
+    PullParams,
+    PushParams,
+    VerifierParams,
+    parse_model,
+)
 
 
 def models(parent: type[Params] = Params) -> list[type[Params]]:
@@ -39,7 +48,8 @@ def test_no_text_takes_control_characters_unless_it_is_prose(model: type[Params]
             if field in model.prose:
                 assert "control character" not in said, field
             else:
-                assert expected in said or "match pattern" in said, (field, said)
+                narrower = ("match pattern", "can't be a name", "is no ")
+                assert expected in said or any(rule in said for rule in narrower), (field, said)
 
 
 def test_a_tuple_of_texts_is_looked_at_too() -> None:
@@ -62,3 +72,21 @@ def test_the_error_shows_what_was_found_without_its_effect() -> None:
     with pytest.raises(InputError) as caught:
         parse_model(LaunchParams, {"speculator": "s", "verifier_name": "a\x1b[2Jb"}, "x")
     assert "'a\\x1b[2Jb'" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("model", "field", "given"),
+    [
+        (PullParams, "repository", "nonsense"),
+        (PullParams, "repository", "a/b/c"),
+        (PullParams, "name", "a b/../c"),
+        (PushParams, "repository", "../../etc"),
+        (PushParams, "verifier_name", "a b/../c"),
+        (VerifierParams, "name", "a b/../c"),
+        (EvaluateParams, "engine", "banana"),
+    ],
+)
+def test_a_text_that_can_mean_nothing_is_refused(
+    model: type[Params], field: str, given: str
+) -> None:
+    assert fault(model, field, given)

@@ -39,6 +39,7 @@ class Stage:
     """`tests.e2e.stage` as a process of its own, ended with the block."""
 
     def __init__(self, home: str | Path) -> None:
+        self.home = str(home)
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SPECLAB_")}

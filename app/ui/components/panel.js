@@ -4,6 +4,7 @@ const TAGS = new Set(("a button code del em progress small span strong time div 
 const ATTRIBUTES = new Set("class id title role tabindex href value max open scope type download name checked placeholder".split(" "));
 const KEPT = new Set(["open", "data-whole"]); // what a reader unfolded outlives updates
 const root = element.querySelector(".sl-panel") || element;
+const marks = new Map(); // a field's id: the sentence beside it, and what was entered then
 let clock = 0; // server minus client, in seconds
 
 function allowed(name, value) {
@@ -74,6 +75,66 @@ function draw() {
   else patch(root.firstChild, tree);
   root.querySelectorAll("[data-limit]").forEach(narrow);
   count();
+  [...marks.keys()].forEach(unmark);
+  for (const { dataset } of root.querySelectorAll("[data-field]")) marks.set(dataset.field, { sentence: dataset.sentence });
+  mark();
+}
+
+// Marks: the sentences of a list of corrections, beside their fields. A fold has its fields only
+// while it is open, so a mark is put again whenever its field is there without it.
+function mark() {
+  for (const [id, wanted] of marks) {
+    const field = document.getElementById(id);
+    if (!field) continue;
+    wanted.entered ??= entered(field);
+    if (entered(field) !== wanted.entered) unmark(id);
+    else if (!field.querySelector(".sl-wrong")) put(field, wanted.sentence);
+  }
+}
+
+function entered(field) {
+  const inputs = [...field.querySelectorAll("input, textarea")];
+  const values = inputs.map((input) => (input.type === "checkbox" ? input.checked : input.value));
+  return JSON.stringify([values, field.querySelectorAll(".token").length]);
+}
+
+function put(field, sentence) {
+  const told = document.createElement("p");
+  told.className = "sl-wrong";
+  told.id = `${field.id}-wrong`;
+  told.textContent = sentence;
+  field.appendChild(told);
+  for (const input of field.querySelectorAll("input, textarea")) {
+    input.setAttribute("aria-invalid", "true");
+    input.setAttribute("aria-describedby", told.id);
+  }
+}
+
+function unmark(id) {
+  marks.delete(id);
+  const field = document.getElementById(id);
+  if (!field) return;
+  field.querySelectorAll(".sl-wrong").forEach((told) => told.remove());
+  for (const input of field.querySelectorAll("[aria-invalid]")) {
+    input.removeAttribute("aria-invalid");
+    input.removeAttribute("aria-describedby");
+  }
+}
+
+async function goTo(id) {
+  const closed = [...document.querySelectorAll(".gr-accordion > button.label-wrap")].filter(
+    (head) => head.nextElementSibling?.style.display === "none");
+  for (const head of closed) {
+    if (document.getElementById(id)) break;
+    head.click();
+    await new Promise((done) => setTimeout(done, 150));
+    if (!document.getElementById(id)) head.click();
+  }
+  const field = document.getElementById(id);
+  if (!field) return;
+  mark();
+  field.scrollIntoView({ block: "center" });
+  field.querySelector("input, textarea")?.focus();
 }
 
 // Of a long table, the rows that hold what is typed above it, and no more than its limit.
@@ -115,8 +176,9 @@ root.addEventListener("change", (event) => {
   if (event.target.type === "radio" && action) trigger("click", { action, value: value || "" });
 });
 root.addEventListener("click", (event) => {
-  const button = event.target.closest("button[data-action], button[data-copy], button[data-all]");
+  const button = event.target.closest("button[data-action], button[data-copy], button[data-all], button[data-goto]");
   if (!button || !root.contains(button)) return;
+  if (button.dataset.goto) return goTo(button.dataset.goto);
   if (button.dataset.all !== undefined) {
     const area = button.closest("[data-limit]");
     area.dataset.whole = "yes";
@@ -132,4 +194,4 @@ root.addEventListener("click", (event) => {
 
 watch("value", draw);
 draw();
-const ticking = setInterval(() => (element.isConnected ? count() : clearInterval(ticking)), 1000);
+const ticking = setInterval(() => (element.isConnected ? (count(), mark()) : clearInterval(ticking)), 1000);
