@@ -46,12 +46,24 @@ def serving_lab() -> Iterator[ServingLab]:
 
 @pytest.fixture(scope="session")
 def served_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A tiny verifier and a random draft for it, as vLLM loads them."""
+    """A tiny verifier and what became of a random draft for it, of the layout that the EAGLE
+    authors release, with aux layers that no convention gives: what vLLM serves is a conversion.
+    """
+    from speculators_core.conversion.convert import convert
+    from speculators_core.params import ConvertParams
     from tests import tiny
 
     folder = tmp_path_factory.mktemp("served")
     verifier = tiny.build_verifier(folder / "verifier")
-    return verifier, tiny.build_speculator(folder / "speculator", verifier)
+    asked = ConvertParams(
+        checkpoint=str(tiny.build_research(folder / "research", verifier)),
+        verifier=str(verifier),
+        aux_layers=(1, 4, 6),
+        norm_before_residual=True,
+        validate_on_verifier=False,
+    )
+    convert(asked, folder / "speculator")
+    return verifier, folder / "speculator"
 
 
 @pytest.fixture(scope="session")
