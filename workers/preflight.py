@@ -13,6 +13,7 @@ import psutil
 
 from app.services.verdict import verdict_of
 from speculators_core.config import USUAL_AUX, Eagle3Config
+from speculators_core.conversion.pairing import tokenizer_warnings
 from speculators_core.conversion.source import open_source
 from speculators_core.errors import CheckpointError, InputError, PairingError, Unavailable
 from speculators_core.model_config import read_model_config
@@ -61,6 +62,8 @@ def examine(params: DeployParams) -> Examined:
     _engine(params, method)
     tokens = params.speculative_tokens or proposed
     notes = _left_open(params) + _may_overflow(params)
+    if params.speculator:
+        notes += tokenizer_warnings(Path(params.speculator), verifier)
     if method not in ("ngram", "mtp") and tokens > proposed:
         notes.append(
             f"K = {tokens}, but the speculator proposes {proposed}: "

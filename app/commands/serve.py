@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Annotated
 
 import typer
 
@@ -19,7 +20,7 @@ from app.commands.flags import parse, with_flags
 from app.commands.output import Json, emit
 from app.settings import settings
 from app.supervisor import die_with
-from speculators_core.errors import SpeclabError, Unavailable, revive
+from speculators_core.errors import Conflict, SpeclabError, Unavailable, revive
 from speculators_core.params import DeployParams
 
 
@@ -30,9 +31,16 @@ def register(app: typer.Typer) -> None:
     )
 
 
-def _serve(flags: Flags, as_json: Json = False) -> None:
+Allow = Annotated[
+    bool, typer.Option("--allow", help="serve it whatever its conversion found in its way")
+]
+
+
+def _serve(flags: Flags, allow: Allow = False, as_json: Json = False) -> None:
     """Serve a verifier with a speculator until Ctrl-C; without one, with the n-gram drafter."""
     params = parse(DeployParams, {**_from_config(flags), **flags})
+    if params.speculator and not allow:
+        _require_servable(path_of(params.speculator, "speculator"))
     process = subprocess.Popen(
         [sys.executable, "-m", "workers.serve"],
         stdin=subprocess.PIPE,
@@ -49,6 +57,17 @@ def _serve(flags: Flags, as_json: Json = False) -> None:
         status = process.wait()
     if status != 0:
         raise Unavailable(f"the server ended with status {status}", hint="the lines above say why")
+
+
+def _require_servable(speculator: str) -> None:
+    """As strict as a deployment; who knows better says so with `--allow`."""
+    from app.services import speculators
+
+    try:
+        speculators.require_servable(speculator)
+    except Conflict as error:
+        hint = f"{error.hint}; to serve it all the same: --allow"
+        raise Conflict(error.message, hint=hint) from None
 
 
 def _from_config(flags: Flags) -> Flags:
@@ -75,6 +94,7 @@ def _announce(line: bytes, as_json: bool) -> None:
         told,
         as_json,
         [
+            *(f"Note: {note}" for note in told["notes"]),
             f"{name} answers at {endpoint}/v1",
             f"curl {endpoint}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
         ],

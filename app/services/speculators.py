@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, or_, select
 from app.services.names import place_for
 from app.services.verdict import verdict_of
 from app.services.views import SpeculatorView, Verdict
+from app.settings import settings
 from app.store.engine import reading, writing
 from app.store.models import Speculator, now
 from speculators_core.errors import Conflict, NotFound
@@ -120,8 +121,11 @@ def adopt(path: str | Path) -> SpeculatorView:
 def require_servable(reference: str) -> None:
     """Raise `Conflict` if this names (by name, directory or run) a speculator that its conversion
     found not fit to be served and that nobody has allowed; of a directory that is not registered,
-    its own report tells.
+    or where there is no lab, its own report tells.
     """
+    if not settings().has_store:
+        _require_fit(verdict_of(Path(reference).expanduser()), reference)
+        return
     if reference.startswith("run:"):
         run_id = reference.removeprefix("run:").partition("/")[0]
         found = _registered(Speculator.run_id == run_id)

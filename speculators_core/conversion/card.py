@@ -15,6 +15,7 @@ from speculators_core.launch import Served, lines
 from speculators_core.untrusted import read_bounded
 
 _SERVING = "## Serve it"
+_BARRED = "## Before it is served"
 _LICENCE = re.compile(r"^license:[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
 _CARD_BYTES = 4_000_000
 
@@ -26,20 +27,20 @@ def card(
     served: Served,
     *,
     tags: Sequence[str],
-    warnings: Sequence[str] = (),
+    obstacles: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> str:
-    """The text of a card. `facts` are shown in their order, `warnings` before `notes`; `served`
-    names draft and verifier as other people would.
+    """The text of a card. `facts` are shown in their order; `served` names draft and verifier as
+    other people would. With `obstacles` it says what has to be settled in place of launch lines.
     """
     head = ["---", "library_name: speculators", f"tags: [{', '.join(tags)}]"]
     if is_hub_id(served.verifier):
         head.append(f"base_model: {served.verifier}")
     body = [*head, "---", f"# {title}", "", about, ""]
     body += [f"- {what}: {value}" for what, value in facts.items()]
-    body += ["", *(f"{warning.rstrip('.')}.\n" for warning in warnings)]
-    body += [f"Note: {note.rstrip('.')}.\n" for note in notes]
-    return "\n".join(body).rstrip("\n") + "\n\n" + _section(served)
+    body += ["", *(f"Note: {note.rstrip('.')}.\n" for note in notes)]
+    last = _barred(obstacles) if obstacles else _section(served)
+    return "\n".join(body).rstrip("\n") + "\n\n" + last
 
 
 def licence_in(file: Path) -> str | None:
@@ -51,9 +52,20 @@ def licence_in(file: Path) -> str | None:
 
 
 def with_serving(text: str, served: Served) -> str:
-    """The card with the launch lines of the place that it moves to; unchanged where it has none."""
+    """The card with the launch lines of the place that it moves to; one that has none, because
+    something has to be settled first, is unchanged.
+    """
     before, found, _ = text.partition(f"{_SERVING}\n")
     return before + _section(served) if found else text
+
+
+def _barred(obstacles: Sequence[str]) -> str:
+    reasons = [f"- {why.rstrip('.')}" for why in obstacles]
+    advice = (
+        "Settle it (convert again with what is known), or let a person who knows better decide: "
+        "`speclab allow`. Servers would load these files without a word."
+    )
+    return "\n".join([_BARRED, "", *reasons, "", advice]) + "\n"
 
 
 def _section(served: Served) -> str:

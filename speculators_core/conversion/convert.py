@@ -62,6 +62,7 @@ def convert(
             write_tensors(source, plan, partial, progress, params.max_shard_size)
             measured = coverage_on(partial, params.data) if params.data else None
             if params.validate_on_verifier:
+                progress.update(0.5, "starting what validates it")
                 from speculators_core.conversion.trial import try_out  # needs torch
 
                 validation, inspection = try_out(

@@ -12,11 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from speculators_core.config import read_json
 from speculators_core.conversion.source import open_source
-from speculators_core.conversion.target import REPORT
+from speculators_core.conversion.target import REPORT, TRAINING_REPORT
 from speculators_core.data.samples import read_facts, trained_counts
 from speculators_core.errors import PairingError
 
-TRAINING_REPORT = "training_report.json"
 _MAP = 8_000_000  # tokens; thirty times the largest vocabulary of today
 
 

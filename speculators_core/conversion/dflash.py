@@ -76,7 +76,7 @@ class DFlash:
             tensors=_rows(result, source),
             config=fields.found,
             doubts=doubts,
-            warnings=[*warnings, *tokenizer_warnings(source, verifier), *name_warnings],
+            warnings=[*warnings, *tokenizer_warnings(source.directory, verifier), *name_warnings],
         )
         return Plan(inspection, result)
 

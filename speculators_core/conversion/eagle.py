@@ -69,7 +69,7 @@ class Eagle:
             tensors=_rows(result, named, source),
             config=fields.found,
             doubts=doubts,
-            warnings=[*warnings, *mixed, *tokenizer_warnings(source, verifier)],
+            warnings=[*warnings, *mixed, *tokenizer_warnings(source.directory, verifier)],
         )
         return Plan(inspection, result)
 

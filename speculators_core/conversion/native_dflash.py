@@ -71,7 +71,11 @@ class NativeDFlash:
                 tensors=_rows(result, source),
                 config=fields.found,
                 doubts=doubts,
-                warnings=[*warnings, *tokenizer_warnings(source, verifier), *name_warnings],
+                warnings=[
+                    *warnings,
+                    *tokenizer_warnings(source.directory, verifier),
+                    *name_warnings,
+                ],
             ),
             result,
         )

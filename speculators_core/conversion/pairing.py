@@ -9,7 +9,7 @@ from typing import Any
 from speculators_core.config import Eagle3Config, read_json
 from speculators_core.conversion.aux_layers import IDS
 from speculators_core.conversion.source import Source
-from speculators_core.conversion.target import REPORT
+from speculators_core.conversion.target import REPORT, TRAINING_REPORT
 from speculators_core.errors import PairingError
 from speculators_core.hub.reference import is_hub_id, repository_of
 from speculators_core.models.verifier_config import VerifierFacts, tokenizer_fingerprint
@@ -69,30 +69,32 @@ def pairing_warnings(
             f"{verifier.max_position_embeddings}: the verifier's are written, so that vLLM serves "
             f"them all, but beyond {own} the draft is untried"
         )
-    warnings += tokenizer_warnings(source, verifier)
+    warnings += tokenizer_warnings(source.directory, verifier)
     return warnings
 
 
-def tokenizer_warnings(source: Source, verifier: VerifierFacts | None) -> list[str]:
+def tokenizer_warnings(draft: Path, verifier: VerifierFacts | None) -> list[str]:
     """That draft and verifier may read tokens differently, where the draft brings a tokenizer or
-    its report names one.
+    the report of its conversion or training names one.
     """
-    own = tokenizer_fingerprint(source.directory) or _recorded_fingerprint(source)
-    if verifier is None or own is None or own == verifier.tokenizer_fingerprint:
+    own = tokenizer_fingerprint(draft) or _recorded_fingerprint(draft)
+    if verifier is None or None in (own, verifier.tokenizer_fingerprint):
+        return []
+    if own == verifier.tokenizer_fingerprint:
         return []
     return [
-        "the tokenizer that came with the draft differs from the verifier's: "
-        "the same vocabulary size, but maybe not the same tokens"
+        "the draft was made for another tokenizer than the verifier's: the same vocabulary size, "
+        "but maybe not the same tokens"
     ]
 
 
-def _recorded_fingerprint(source: Source) -> str | None:
-    report = source.directory / REPORT
-    if not report.exists():
-        return None
-    verifier = read_json(report).get("verifier")
-    found = verifier.get("tokenizer_fingerprint") if isinstance(verifier, dict) else None
-    return found if isinstance(found, str) else None
+def _recorded_fingerprint(draft: Path) -> str | None:
+    for report in (draft / REPORT, draft / TRAINING_REPORT):
+        if report.exists():
+            verifier = read_json(report).get("verifier")
+            found = verifier.get("tokenizer_fingerprint") if isinstance(verifier, dict) else None
+            return found if isinstance(found, str) else None
+    return None
 
 
 def verifier_block(

@@ -135,21 +135,27 @@ class Report:
             "Algorithm": config.algorithm,
             **facts_of(config),
             "Coverage": self._coverage(),
+            "Validation": self._validated(),
             "First-token acceptance": "not measured" if accepted is None else f"{accepted:.3f}",
             "Source": f"{' at commit '.join(origin.values())} ({hashes or _NOT_HASHED})",
             "Licence": self._licence(),
         }
         about = f"{TITLES[config.algorithm]} for {verifier}, "
-        hindered = obstacles(config, self.inspection, self.validation)
         return card(
             self.name,
             f"{about}converted from the {self.inspection.layout} layout.",
             facts,
             self._served(),
             tags=(config.algorithm, "speculative-decoding", "speculators"),
-            warnings=[f"Not ready to be served: {why}" for why in hindered],
+            obstacles=obstacles(config, self.inspection, self.validation),
             notes=self.inspection.warnings,
         )
+
+    def _validated(self) -> str:
+        found = self.validation
+        if found.ok is None:
+            return f"none: {found.note}"
+        return "succeeded" if found.ok else "failed"
 
     def _coverage(self) -> str:
         """Of what the verifier says, the share that the draft can propose."""

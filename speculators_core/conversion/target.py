@@ -19,6 +19,7 @@ from speculators_core.errors import CheckpointError
 from speculators_core.models.verifier_config import VerifierFacts
 
 REPORT = "conversion_report.json"
+TRAINING_REPORT = "training_report.json"
 EAGLE3 = "EAGLE-3 draft"
 _TOP_LEVEL = frozenset(Eagle3Config.model_fields)
 _UNUSED = (

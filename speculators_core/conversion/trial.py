@@ -29,6 +29,7 @@ _REORDERED = (
     "d2t is not in ascending order (Model-Optimizer sorts by frequency): vLLM and Speclab serve it "
     "so, but fine-tuning with speculators 0.9.0 would match its rows with the wrong tokens"
 )
+_WORDS = {None: "written, not validated", True: "validated", False: "written, a check failed"}
 _LATER = frozenset({"norm_output"})  # shows from the second drafted token on
 
 
@@ -93,7 +94,7 @@ class Trial:
         doubts = [self._measured(doubt) for doubt in plan.inspection.doubts]
         update = {"doubts": doubts, "warnings": plan.inspection.warnings + self._reordered()}
         validation = self._judged(plan)
-        self.progress.update(1.0, "validated")
+        self.progress.update(1.0, _WORDS[validation.ok])
         return validation, plan.inspection.model_copy(update=update)
 
     def _judged(self, plan: Plan) -> Validation:

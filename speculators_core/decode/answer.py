@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from speculators_core.conversion.pairing import tokenizer_warnings
 from speculators_core.decode.detokenize import Detokenizer
 from speculators_core.decode.drafter import Drafter
 from speculators_core.decode.eagle import load_eagle
@@ -30,7 +32,7 @@ def answer(
     tell({"progress": None, "text": "loading the models", "eta_s": None})
     device, dtype = fastest()
     verifier = load_verifier(params.verifier, dtype=dtype, device=device)
-    drafter, k = _drafter(params, verifier)
+    drafter, k = _drafter(params, verifier, tell)
     prompt = question_ids(verifier.tokenizer, params.prompt)
     decoder = SpeculativeDecoder(verifier, drafter, k)
     texts = Detokenizer(verifier.tokenizer, prompt)
@@ -66,9 +68,11 @@ def numbers(steps: list[Step], k: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def _drafter(params: GenerateParams, verifier: Verifier) -> tuple[Drafter | None, int]:
+def _drafter(params: GenerateParams, verifier: Verifier, tell: Tell) -> tuple[Drafter | None, int]:
     if params.speculator is None:
         return None, 0
+    for note in tokenizer_warnings(Path(params.speculator), verifier.facts):
+        tell({"note": note})
     drafter = load_eagle(params.speculator, verifier)
     return drafter, params.speculative_tokens or drafter.draft.config.speculative_tokens
 

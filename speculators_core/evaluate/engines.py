@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
 
+from speculators_core.conversion.pairing import tokenizer_warnings
 from speculators_core.decode.eagle import load_eagle
 from speculators_core.decode.engine import SpeculativeDecoder
 from speculators_core.decode.ngram import NgramDrafter
@@ -35,6 +38,8 @@ class Engine(Protocol):
     """Answers prompts and counts what was accepted."""
 
     k: int
+    notes: Sequence[str]
+    """What does not forbid the pair, but should be seen."""
 
     def answer(self, prompt: Prompt, seed: int, *, plain: bool = False) -> Answer | None:
         """One answer; None where the engine can't decode plainly."""
@@ -66,6 +71,10 @@ class ReferenceEngine:
         self.k = params.speculative_tokens
         ngram = params.speculator == NGRAM
         drafter = NgramDrafter() if ngram else load_eagle(params.speculator, self.verifier)
+        facts = self.verifier.facts
+        self.notes: Sequence[str] = (
+            [] if ngram else tokenizer_warnings(Path(params.speculator), facts)
+        )
         self.speculative = SpeculativeDecoder(self.verifier, drafter, self.k)
         self.plain = SpeculativeDecoder(self.verifier)
 
@@ -95,6 +104,7 @@ class ServerEngine:
     def __init__(self, params: EvaluateParams) -> None:
         self.params = params
         self.k = params.speculative_tokens
+        self.notes: Sequence[str] = ()
         key = os.environ.get("SPECLAB_SERVER_KEY")
         self.client = httpx.Client(
             base_url=params.engine.rstrip("/").removesuffix("/v1"),

@@ -55,6 +55,8 @@ def evaluate(params: EvaluateParams, progress: Progress | None = None) -> Evalua
     prompts = read_prompts(Path(params.data), params.samples)
     progress.update(0.0, "loading the models")
     engine = open_engine(params)
+    for note in engine.notes:
+        progress.note(note)
     answers, plain = _answers(engine, prompts, params, progress)
     counts = [answer.counts for answer in answers]
     overall = acceptance(counts, engine.k, params.seed)

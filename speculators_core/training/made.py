@@ -10,8 +10,9 @@ from typing import Any
 
 from speculators_core.config import Eagle3Config
 from speculators_core.conversion.card import card
-from speculators_core.conversion.coverage import TRAINING_REPORT, Coverage
+from speculators_core.conversion.coverage import Coverage
 from speculators_core.conversion.facts import TITLES, facts_of
+from speculators_core.conversion.target import TRAINING_REPORT
 from speculators_core.data.prepared import PreparedMeta
 from speculators_core.launch import Served, knows_aux_layers, portable_name
 from speculators_core.training.judging import MEASURED, PREDICTED
@@ -31,7 +32,7 @@ def texts(
     verifier = portable_name(config.speculators_config.verifier.name_or_path)
     coverage = Coverage(share=covered, of="the answers' tokens that it was trained on")
     report = {
-        "verifier": verifier,
+        "verifier": {"name": verifier, "tokenizer_fingerprint": data.tokenizer_fingerprint},
         "coverage": coverage.model_dump(),
         "samples": data.samples,
         "answer_tokens": data.masked_tokens,

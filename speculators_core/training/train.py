@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from speculators_core import digests
 from speculators_core.checkpoint import save_speculator
+from speculators_core.conversion.pairing import tokenizer_warnings
 from speculators_core.data.prepare import Prepared, load_prepared
 from speculators_core.decode.verify import check_cacheable
 from speculators_core.errors import DataError, InputError, PairingError
@@ -130,6 +131,8 @@ def _loop(params: TrainParams, output: Path, progress: Progress, world: World) -
         progress.note(warning)
     if params.start_from:
         progress.note(warm_start.describe(draft, prepared))
+        for warning in tokenizer_warnings(Path(params.start_from), verifier.facts):
+            progress.note(warning)
     loop = Loop(
         params=params,
         draft=draft,

@@ -599,33 +599,61 @@ def _eventually(look: Any, seconds: float = 15.0) -> Any:
         time.sleep(0.02)
 
 
-def test_serve_tells_where_the_server_answers_and_ends_it(tmp_path: Path) -> None:
-    package = tmp_path / "stand-in" / "workers"
+def serving(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`speclab serve` with a stand-in for `workers.serve`, which answers and waits."""
+    package = folder / "stand-in" / "workers"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "serve.py").write_text(
         "import json, signal, sys\n"
-        "asked = json.load(sys.stdin)\n"
-        "served = {'endpoint': 'http://127.0.0.1:1', 'served_name': asked['verifier']}\n"
+        "told = {'endpoint': 'http://127.0.0.1:1', 'notes': ['mind the step']}\n"
+        "told['served_name'] = json.load(sys.stdin)['verifier']\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
-        "print(json.dumps(served), flush=True)\n"
+        "print(json.dumps(told), flush=True)\n"
         "signal.pause()\n"
     )
     root = Path(cli.__file__).parent.parent
-    process = subprocess.Popen(
-        [sys.executable, "-m", "app.cli", "serve", "--verifier", "org/model", "--json"],
+    return subprocess.Popen(
+        [sys.executable, "-m", "app.cli", "serve", *arguments],
         env={
             **os.environ,
-            "SPECLAB_HOME": str(tmp_path / "home"),
+            "SPECLAB_HOME": str(folder / "home"),
             "PYTHONPATH": f"{package.parent}:{root}",
         },
         cwd=package.parent,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_serve_bars_what_a_deployment_would_and_lets_a_person_decide(tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    report = {
+        "deployable": False,
+        "doubts": [],
+        "serving": {"algorithm": "eagle3"},
+        "validation": {"failed": ["first-token acceptance is exactly 0"]},
+    }
+    (draft / "conversion_report.json").write_text(json.dumps(report))
+    asked = [str(draft), "--verifier", "org/model"]
+    refused = serving(tmp_path / "a", *asked)
+    _, said = refused.communicate(timeout=60)
+    assert refused.returncode == 1
+    assert "first-token acceptance is exactly 0" in said and "--allow" in said
+    allowed = serving(tmp_path / "b", *asked, "--allow")
+    assert allowed.stdout
+    assert allowed.stdout.readline() == "Note: mind the step\n"
+    allowed.send_signal(signal.SIGINT)
+    assert allowed.wait(20) == 0
+
+
+def test_serve_tells_where_the_server_answers_and_ends_it(tmp_path: Path) -> None:
+    process = serving(tmp_path, "--verifier", "org/model", "--json")
     assert process.stdout
     told = json.loads(process.stdout.readline())
-    assert told == {"endpoint": "http://127.0.0.1:1", "served_name": "org/model"}
+    assert told["served_name"] == "org/model"
     (server,) = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0

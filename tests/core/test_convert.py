@@ -101,6 +101,7 @@ def test_the_card_says_how_to_serve_it(converted):
 
 
 def test_every_norm_switch_is_explicit_and_the_residual_is_not_normed(converted):
+    """A11"""
     _, output, _ = converted
     config = config_of(output)
     assert config["norm_before_residual"] is False
@@ -122,7 +123,9 @@ def test_unknown_aux_layers_are_measured_but_never_chosen(tmp_path, research, ti
     assert result.validation.first_token_acceptance is None
     assert all(c.first_token_acceptance is not None for c in result.doubts[0].choices)
     assert "eagle_aux_hidden_state_layer_ids" not in config_of(tmp_path / "out")
-    assert "Not ready to be served" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "## Before it is served" in card and "vllm serve" not in card
+    assert "- Validation: none: the aux layers must be settled first" in card
 
 
 def test_output_ids_are_written_as_states_after_layers(tmp_path, research, tiny_verifier):
@@ -150,6 +153,7 @@ def test_aux_layers_that_cannot_be_right_are_refused(
 def test_a_speculators_draft_stripped_of_its_ids_is_held_back_until_they_are_chosen(
     tmp_path, tiny_speculator, tiny_verifier
 ):
+    """A6"""
     stripped = shutil.copytree(tiny_speculator, tmp_path / "stripped")
     config = config_of(stripped)
     del config["eagle_aux_hidden_state_layer_ids"]
@@ -314,6 +318,7 @@ def test_a_missing_rotary_base_comes_from_the_verifier(tmp_path):
 
 
 def test_a_nested_verifier_config_and_a_whole_vocabulary_fit(tmp_path, tiny_verifier):
+    """A13"""
     nested = shutil.copytree(tiny_verifier, tmp_path / "nested")
     text = config_of(tiny_verifier)
     (nested / "config.json").write_text(
@@ -368,6 +373,7 @@ class Bomb:
 
 
 def test_no_code_in_a_pickle_runs(tmp_path, research, tiny_verifier):
+    """A23"""
     trace = tmp_path / "was-here"
     copy = shutil.copytree(research, tmp_path / "r")
     (copy / "model.safetensors").unlink()
@@ -379,6 +385,7 @@ def test_no_code_in_a_pickle_runs(tmp_path, research, tiny_verifier):
 
 
 def test_swapped_and_doubled_paths_are_refused(tmp_path, research, tiny_verifier):
+    """A25"""
     with pytest.raises(CheckpointError, match=r"no fc\.weight and no d2t found"):
         convert(params(tiny_verifier, tiny_verifier), tmp_path / "out")
     with pytest.raises(CheckpointError, match="this is a draft, not a verifier"):
@@ -387,6 +394,7 @@ def test_swapped_and_doubled_paths_are_refused(tmp_path, research, tiny_verifier
 
 
 def test_a_verifier_of_another_vocabulary_is_refused(tmp_path, research):
+    """A20"""
     other = tiny.build_verifier(tmp_path / "other", vocab=260)
     with pytest.raises(PairingError, match="vocabulary 256, this one has 260"):
         convert(params(research, other), tmp_path / "out")

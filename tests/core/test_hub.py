@@ -331,7 +331,10 @@ def test_a_pushed_card_names_the_repository_in_its_launch_lines(
 ):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     asked = ConvertParams(
-        checkpoint=str(tiny_research), verifier=str(tiny_verifier), validate_on_verifier=False
+        checkpoint=str(tiny_research),
+        verifier=str(tiny_verifier),
+        aux_layers=(2, 4, 5),
+        validate_on_verifier=False,
     )
     convert(asked, tmp_path / "draft")
     push(push_params(tmp_path / "draft"))

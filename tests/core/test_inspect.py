@@ -103,6 +103,7 @@ def test_the_speculators_format_is_recognised(tiny_speculator, tiny_verifier):
 
 @pytest.mark.parametrize("prefix", ["midlayer.", "layers.0.", "model.midlayer.", "model.layers.0."])
 def test_every_way_of_naming_the_layer_is_read(tmp_path, tiny_verifier, research, prefix):
+    """A14"""
     other = tiny.build_research(
         tmp_path / "r", tiny_verifier, safetensors=True, prefix=prefix
     )  # fmt: skip
@@ -201,6 +202,7 @@ def test_a_missing_rotary_base_is_taken_from_the_verifier_and_said(tmp_path, var
 
 
 def test_a_verifier_of_another_vocabulary_is_refused(tmp_path, research):
+    """A20"""
     other = tiny.build_verifier(tmp_path / "other", vocab=260)
     with pytest.raises(PairingError, match="vocabulary 256, this one has 260"):
         inspect(research, other)
@@ -213,6 +215,7 @@ def test_a_verifier_of_another_width_is_refused(tmp_path, research):
 
 
 def test_another_tokenizer_of_the_same_size_is_warned_of(variant, tiny_verifier):
+    """A20"""
     directory = variant()
     text = (tiny_verifier / "tokenizer.json").read_text()
     (directory / "tokenizer.json").write_text(text)
@@ -270,6 +273,7 @@ def bomb(request, tmp_path, tiny_research):
 
 
 def test_no_code_in_a_pickle_runs(bomb):
+    """A23"""
     copy, trace = bomb
     with pytest.raises(CheckpointError, match="run code that it carries"):
         load_pickled(copy / "pytorch_model.bin")

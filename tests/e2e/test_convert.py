@@ -98,7 +98,7 @@ def the_run_shows_result_card_and_report(page: Page) -> None:
     expect(page.locator("#run-header")).to_contain_text("succeeded", timeout=2 * MINUTE)
     result = page.locator("#run-result")
     expect(result).to_contain_text("First tokens accepted")
-    expect(result.get_by_label("Model card")).to_contain_text("vllm serve")
+    expect(result.get_by_label("Model card")).to_contain_text("Before it is served")
     report = result.get_by_label("Report", exact=True)
     report.locator("summary").click()
     expect(report).to_contain_text("midlayer.self_attn.q_proj.weight")

@@ -44,6 +44,7 @@ def command(params: DeployParams, machine: Machine, *, traced: bool) -> dict[str
 
 
 def test_the_method_is_explicit_and_k_is_the_checkpoints_own(pair) -> None:
+    """A24"""
     flags = command(params(pair), OLD_CPU, traced=True)
     assert json.loads(flags["--speculative-config"]) == {
         "method": "eagle3",
