@@ -1,11 +1,15 @@
-"""The commands that serve a registered speculator elsewhere."""
+"""A registered speculator elsewhere: the commands that serve it, and what an export would lose."""
 
 from __future__ import annotations
 
-from app.services import speculators
+from pathlib import Path
+
+from app.services import references, speculators
 from speculators_core import launch
+from speculators_core.conversion.export import losses_in
+from speculators_core.conversion.losses import Loss
 from speculators_core.launch import Commands
-from speculators_core.params import LaunchParams
+from speculators_core.params import ExportParams, LaunchParams
 
 
 def commands(params: LaunchParams) -> Commands:
@@ -16,3 +20,15 @@ def commands(params: LaunchParams) -> Commands:
     """
     place = speculators.get(params.speculator).path
     return launch.commands(params.model_copy(update={"speculator": place}))
+
+
+def losses(params: ExportParams) -> list[Loss]:
+    """What the layout would not hold of a registered speculator. A verifier of the hub is not
+    fetched for it.
+
+    Raises `NotFound`, `CheckpointError`, and `InputError` where the layout can't hold it at all.
+    """
+    place = speculators.get(params.speculator).path
+    verifier = references.resolve(params.verifier, "verifier") if params.verifier else None
+    known = verifier if verifier and Path(verifier).is_absolute() else None
+    return losses_in(params.model_copy(update={"speculator": place, "verifier": known}))

@@ -9,17 +9,17 @@ from urllib.parse import quote, urlencode
 
 import gradio as gr
 
-from app.services import evaluations, speculators, verifiers
+from app.services import evaluations, launching, speculators, verifiers
 from app.services.views import EvaluationView, SpeculatorView, VerifierView
 from app.ui import launch
 from app.ui.choices import all_speculator_names, data_names, speculator_names, verifier_names
 from app.ui.components import state
 from app.ui.components.elements import Node, el
-from app.ui.components.panel import Panel
+from app.ui.components.panel import Panel, notice
 from app.ui.conversion import deploy_link
 from app.ui.job_form import JobForm
 from app.ui.page import frame, keep_current
-from speculators_core.params import JobKind
+from speculators_core.params import ExportParams, JobKind, Params
 
 IN_THE_LAB = (
     JobForm(
@@ -67,8 +67,9 @@ ELSEWHERE = (
         rows=(("speculator", "format", "verifier"),),
         choices={"speculator": all_speculator_names, "verifier": verifier_names},
         empty=("verifier",),
-        about="What the layout has no words for is listed on the run's page; where its readers "
-        "would draft something else, nothing is written unless you accept it.",
+        about="What the layout has no words for is listed here and on the run's page; where its "
+        "readers would draft something else, nothing is written unless you accept it.",
+        needs=lambda params: losses_tree(params),
     ),
     JobForm(
         JobKind.PUSH,
@@ -80,6 +81,20 @@ ELSEWHERE = (
         about="HF_TOKEN is read from the environment of the worker; it is never asked for here.",
     ),
 )
+
+
+def losses_tree(params: Params) -> Node:
+    """What an export would not hold, and whether it would be written."""
+    assert isinstance(params, ExportParams)
+    found = launching.losses(params)
+    serious = [one for one in found if one.serious]
+    items = el("ul", (el("li", el("code", one.field), f": {one.meaning}") for one in found))
+    if serious and not params.accept_losses:
+        names = ", ".join(one.field for one in serious)
+        text = f"It would not be written: its readers would draft something else ({names})."
+        hint = "Choose another layout, or tick Accept losses under Advanced."
+        return notice("warning", text, el("span", hint, cls="hint"), items)
+    return notice("info", "The layout does not hold:", items) if found else el("div")
 
 
 def build(blocks: gr.Blocks) -> None:

@@ -69,13 +69,10 @@ def export(
     directory = Path(params.speculator)
     config = Eagle3Config.load(directory)
     layout = LAYOUTS[params.format]
-    verifier = read_verifier(small_files(params.verifier)) if params.verifier else None
     with complete_or_absent(output) as partial:
-        source = open_source(directory)
-        found = {name: info.shape for name, info in source.tensors.items()}
-        check_shapes(found, config.tensor_shapes(), directory, {"embed_tokens.weight"})
-        losses = [*losses_of(config, layout, verifier), *precision_losses(source, config)]
+        losses = losses_in(params)
         _refuse(losses, layout, params)
+        source = open_source(directory)
         for loss in losses:
             progress.note(f"Not held: {loss.field} ({loss.meaning})")
         text = layout_config(config, layout).to_json()
@@ -102,6 +99,21 @@ def export(
     )
 
 
+def losses_in(params: ExportParams) -> list[Loss]:
+    """What the layout would not hold of this speculator; reads configs and headers alone.
+
+    Raises `CheckpointError` and `InputError` as `export` does, but for serious losses.
+    """
+    directory = Path(params.speculator)
+    config = Eagle3Config.load(directory)
+    verifier = read_verifier(small_files(params.verifier)) if params.verifier else None
+    source = open_source(directory)
+    found = {name: info.shape for name, info in source.tensors.items()}
+    check_shapes(found, config.tensor_shapes(), directory, {"embed_tokens.weight"})
+    layout = LAYOUTS[params.format]
+    return [*losses_of(config, layout, verifier), *precision_losses(source, config)]
+
+
 def _commands(served: Served, layout: ExportLayout, output: Path) -> Commands:
     """vLLM serves the speculator as it was, SGLang what was written."""
     found = lines(served)
@@ -116,8 +128,8 @@ def _refuse(losses: list[Loss], layout: ExportLayout, params: ExportParams) -> N
         raise InputError(
             f"the {layout.name} layout can't hold {found}",
             where=params.speculator,
-            hint=f"{layout.readers} would draft something else. --accept-losses writes it all the "
-            "same, for `speclab convert` to read back",
+            hint=f"{layout.readers} would draft something else; accept_losses (--accept-losses) "
+            "writes it all the same, for `speclab convert` to read back",
         )
 
 

@@ -17,7 +17,8 @@ from app.ui.components.elements import Node, text_of
 from app.ui.components.markdown import markdown
 from app.ui.forms import Form
 from speculators_core.errors import InputError
-from speculators_core.params import ConvertParams
+from speculators_core.params import ConvertParams, ExportParams
+from tests import tiny
 from tests.app.test_conversions import LAYERS, RESIDUAL, barred, converted
 from tests.app.test_ui_payloads import a_run
 
@@ -241,3 +242,12 @@ def test_a_card_is_drawn_without_anything_in_it_becoming_markup():
 @pytest.mark.parametrize("text", ["", "```", "|", "---\n", "#", "* ", "`" * 5000, "**" * 5000])
 def test_an_unfinished_card_is_drawn_too(text: str):
     assert markdown(text)[0] == "div"
+
+
+def test_an_export_form_says_beforehand_what_would_be_lost(sqlite_store, tmp_path):
+    verifier = tiny.build_verifier(tmp_path / "verifier")
+    speculators.register(tiny.build_speculator(tmp_path / "draft", verifier), "mine")
+    refused = text_of(models.losses_tree(ExportParams(speculator="mine")))
+    assert "It would not be written" in refused and "norm_output" in refused
+    accepted = text_of(models.losses_tree(ExportParams(speculator="mine", accept_losses=True)))
+    assert "It would not be written" not in accepted and "norm_output" in accepted
