@@ -13,13 +13,14 @@ from sqlalchemy.orm import Session
 from app.services import speculators
 from app.services.fingerprint import fingerprint, run_references
 from app.services.logs import log, log_path
+from app.services.machines import require_machine
 from app.services.views import MetricView, Page, RunView
 from app.services.waking import wake, wake_ready
 from app.store.engine import reading, serialise, writing
 from app.store.models import Deployment, Run, RunDependency, RunMetric, RunState, now
 from app.store.transitions import end, move
 from speculators_core.errors import Conflict, InputError, NotFound
-from speculators_core.params import DeployParams, JobKind, parse_params
+from speculators_core.params import DeployParams, JobKind, TrainParams, parse_params
 
 __all__ = [
     "add",
@@ -146,6 +147,8 @@ def add(
         priority=priority,
         replaces_id=_replaced(session, kind, replaces),
     )
+    if isinstance(parsed, TrainParams):
+        require_machine(session, parsed)
     session.add(run)
     session.flush()
     session.add_all(RunDependency(run_id=run.id, needs_id=needs_id) for needs_id in needed)

@@ -56,13 +56,17 @@ def estimate_tree(
         told: Node | None = notice("error", text, el("span", remedy, cls="hint"))
     else:
         told = None
-    about = "The number of tokens is a guess until the data is prepared." if guessed else None
+    notes = ["The number of tokens is a guess until the data is prepared."] if guessed else []
+    if not times:
+        notes.append(
+            "How long it takes is told once such work has been done here: no speed is known."
+        )
     return el(
         "section",
         el("h3", title),
         told,
         facts,
-        el("p", about, cls="quiet small") if about else None,
+        [el("p", note, cls="quiet small") for note in notes],
         cls="card",
         aria_label=title,
     )

@@ -55,21 +55,22 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "compile",
         "processes",
         "sharding",
-        "nodes",
-        "node_rank",
-        "rendezvous",
         "sinks",
     ),
 }
+_BY_HAND = ("nodes", "node_rank", "rendezvous")
+"""Several machines train together from their terminals; a run has one."""
 _REST = "Further"
 """For fields that no group names yet: none is ever lost."""
 
 
 def groups() -> dict[str, list[str]]:
-    """Every field that is neither `TOP`, `MAIN` nor the data, each in one group."""
+    """Every field that is neither `TOP`, `MAIN` nor the data, and that a run can have, each in one
+    group.
+    """
     fields = TrainParams.model_fields
     found = {title: [n for n in names if n in fields] for title, names in _GROUPS.items()}
-    placed = {"data", *TOP, *MAIN, *(name for names in found.values() for name in names)}
+    placed = {"data", *TOP, *MAIN, *_BY_HAND, *(name for names in found.values() for name in names)}
     found[_REST] = [name for name in fields if name not in placed]
     return {title: names for title, names in found.items() if names}
 

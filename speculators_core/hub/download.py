@@ -243,11 +243,22 @@ def _chunks(hub_id: HubId, file: RemoteFile, start: int) -> Iterator[bytes]:
 
 def _check_space(blobs: Path, missing: Sequence[RemoteFile]) -> None:
     needed = sum(file.size - _size(blobs / f"{file.digest}.part") for file in missing)
-    free = shutil.disk_usage(blobs).free
+    require_space(needed, blobs)
+
+
+class TooLarge(Unavailable):
+    """A download that would fill the disk."""
+
+
+def require_space(needed: int, place: Path) -> None:
+    """Raise `TooLarge` where a download of so many bytes would fill the disk of `place`."""
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
     if needed + _SPARE_BYTES > free:
-        raise Unavailable(
+        raise TooLarge(
             f"the download needs {_megabytes(needed)}, {_megabytes(free)} are free",
-            where=str(blobs),
+            where=str(place),
             hint="free some space, or set HF_HOME to a larger disk",
         )
 

@@ -16,7 +16,7 @@ from app.services import claims, deployments, recovery, runs
 from app.settings import settings
 from app.store.engine import writing
 from app.store.models import DeploymentPhase, Run, RunState, now
-from speculators_core.errors import NotFound
+from speculators_core.errors import InputError, NotFound
 
 FORK = multiprocessing.get_context("fork")
 PREPARE = {"data": ["chats.jsonl"], "verifier": "v"}
@@ -471,3 +471,17 @@ def test_a_deployment_is_updated_while_it_runs_and_out_of_reach_when_it_has_ende
     assert [d.id for d in deployments.list_deployments()] == [run_id]
     with pytest.raises(NotFound):
         deployments.stop("nosuchrun", "bob")
+
+
+def test_a_training_that_no_machine_could_ever_run_is_refused(store):
+    train(processes=9)  # no machine is known yet: one may come that can
+    claims.register_slots("small", [0, 1], 1, 1)
+    train(processes=2)
+    with pytest.raises(InputError, match="3 processes take a GPU each") as refused:
+        train(processes=3)
+    assert refused.value.where == "processes"
+    claims.register_slots("cpu", [], 1, 1)  # its processes share the cores
+    train(processes=3)
+    with pytest.raises(InputError, match="one of several nodes"):
+        params = {"data": "d", "verifier": "v", "nodes": 2, "rendezvous": "a:1"}
+        runs.submit("train", params, owner="ada")

@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -81,6 +82,17 @@ def test_a_data_set_of_the_hub_is_its_files_of_the_split(hub: StandInHub) -> Non
     with pytest.raises(NotFound):
         open_source("org/chats")
     assert len(hub.asked_for("resolve")) == asked
+
+
+def test_a_data_set_that_would_fill_the_disk_is_refused_before_it_is_fetched(
+    hub: StandInHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B12"""
+    hub.add("org/chats", {"train.parquet": parquet(ROWS)})
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1000))
+    with pytest.raises(Unavailable, match=r"the download needs .*, 0\.0 MB are free"):
+        open_source("org/chats")
+    assert not [request for request in hub.asked_for("resolve") if request[0] == "GET"]
 
 
 def test_a_data_set_in_the_cache_is_used_while_the_hub_is_away(

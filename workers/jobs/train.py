@@ -10,7 +10,6 @@ from typing import Any
 from app.services import speculators, verifiers
 from app.services.views import RunView
 from app.settings import settings
-from speculators_core.errors import InputError
 from speculators_core.params import TrainParams
 from speculators_core.training.extraction import make_states
 from speculators_core.training.train import train
@@ -21,12 +20,6 @@ from workers.states_server import starter
 
 
 def run(run: RunView, params: TrainParams, reporter: Reporter) -> dict[str, Any]:
-    if params.nodes > 1:
-        raise InputError(
-            "a run has one machine: it can't be one of several nodes",
-            where="nodes",
-            hint="start `speclab train` on each machine by hand",
-        )
     name = output_name(run, f"{Path(params.verifier).name}-eagle3")
     result = _trained(run, params, reporter)
     place = settings().home / "speculators" / f"{name}-{run.id}"
