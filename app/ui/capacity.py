@@ -58,9 +58,7 @@ def estimate_tree(
         told = None
     notes = ["The number of tokens is a guess until the data is prepared."] if guessed else []
     if not times:
-        notes.append(
-            "How long it takes is told once such work has been done here: no speed is known."
-        )
+        notes.append("How long it takes is told once such work has been done here.")
     return el(
         "section",
         el("h3", title),

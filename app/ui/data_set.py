@@ -132,7 +132,7 @@ def _prepared(one: DataSetView, found: PreparedFacts) -> Node:
         ("For validation", f"{found.validation_samples:,}"),
         ("Tokens", f"{found.tokens:,}"),
         ("Trained tokens", f"{found.trained_tokens:,} ({share})"),
-        ("Coverage", f"{100 * found.coverage:.2f} %"),
+        ("Answers' tokens covered", f"{100 * found.coverage:.2f} %"),
         ("Draft vocabulary", f"{found.draft_vocab_size:,} of {found.vocab_size:,}"),
         ("Cut at", f"{found.seq_length:,} tokens"),
         ("Verifier", found.verifier),

@@ -18,6 +18,12 @@ from speculators_core.errors import NotFound
 from speculators_core.training.presets import BANDS
 
 _STEPS = 16  # TTT steps at most
+_FAR_APART = 0.1
+_APART = (
+    "Predicted on the validation chats as they are written, measured on answers that the verifier "
+    "gave itself. Where both are far apart, the chats are not what the verifier would say "
+    "(regenerate their answers with it), or too few were looked at."
+)
 
 
 def tree(run: RunView) -> Node:
@@ -34,7 +40,7 @@ def _made(run: RunView, result: Mapping[str, Any]) -> Node:
     return el(
         "section",
         el("h2", str(result.get("name") or "Result")),
-        _ended_early(result),
+        _ended_early(run, result),
         state.facts(_facts(result)),
         _best(result.get("best") or {}),
         _tensors(result),
@@ -49,18 +55,24 @@ def _facts(result: Mapping[str, Any]) -> list[tuple[str, Any]]:
         ("Steps", f"{result.get('steps', 0):,}"),
         ("Time", state.duration(result.get("seconds"))),
     ]
-    counted = {"skipped": "Steps without a trained token", "quarantined": "Chats set aside (NaN)"}
+    counted = {
+        "skipped": "Steps without a trained token",
+        "quarantined": "Chats set aside (states no numbers)",
+    }
     found += [(title, f"{result[key]:,}") for key, title in counted.items() if key in result]
     found.append(("Lies in", el("code", str(result.get("output")))))
     return found
 
 
-def _ended_early(result: Mapping[str, Any]) -> Node | None:
+def _ended_early(run: RunView, result: Mapping[str, Any]) -> Node | None:
     if not result.get("ended_early"):
         return None
-    best = (result.get("best") or {}).get("step")
-    told = "" if best is None else f", the best weights are those of step {best:,.0f}"
-    return notice("info", f"Ended early at step {result.get('steps')}: nothing got better{told}.")
+    best, patience = (result.get("best") or {}).get("step"), run.params.get("patience")
+    told = "" if best is None else f"; the best weights are those of step {best:,.0f}"
+    text = (
+        f"Ended early at step {result.get('steps')}: {patience} times in a row nothing got better"
+    )
+    return notice("info", f"{text}{told}.")
 
 
 def _best(best: Mapping[str, Any]) -> Node | None:
@@ -70,13 +82,23 @@ def _best(best: Mapping[str, Any]) -> Node | None:
     accepted = [best.get(f"acceptance_{k}") for k in range(_STEPS)]
     positions = [state.number(100 * one, 1, " %") for one in accepted if one is not None]
     coverage = best.get("coverage")
+    predicted = best.get("served_acceptance_length")
+    measured = best.get("measured_acceptance_length")
+    share = state.number(None if coverage is None else 100 * coverage, 1, " %")
     facts: list[tuple[str, Any]] = [
         ("Accepted at positions 1, 2, …", ", ".join(positions) or "–"),
-        ("Acceptance length, predicted", state.number(best.get("served_acceptance_length"))),
-        ("Measured on held-out prompts", state.number(best.get("measured_acceptance_length"))),
-        ("Coverage", state.number(None if coverage is None else 100 * coverage, 1, " %")),
+        ("Acceptance length, predicted", state.number(predicted)),
+        ("Measured on held-out prompts", state.number(measured)),
+        ("The verifier's choices covered", share),
     ]
-    return el("div", el("h3", "The weights that were kept"), state.facts(facts), cls="stack")
+    apart = predicted and measured and abs(predicted - measured) > _FAR_APART
+    return el(
+        "div",
+        el("h3", "The weights that were kept"),
+        state.facts(facts),
+        el("p", _APART, cls="quiet small") if apart else None,
+        cls="stack",
+    )
 
 
 def _tensors(result: Mapping[str, Any]) -> Node | None:
@@ -104,7 +126,8 @@ def _next(run: RunView, result: Mapping[str, Any]) -> list[Node]:
         made = speculators.get(str(result.get("name")))
     except NotFound:
         return []
-    evaluate = urlencode({"speculator": made.name, "verifier": made.verifier}, quote_via=quote)
+    pair = {"form": "evaluate", "speculator": made.name, "verifier": made.verifier}
+    evaluate = urlencode(pair, quote_via=quote)
     return [
         deploy_link(made, "button primary"),
         el("a", "Evaluate", href=f"/models?{evaluate}", cls="button"),

@@ -143,7 +143,7 @@ def _require_space(hub_id: HubId, names: Sequence[str]) -> None:
         allow_patterns=list(names),
         dry_run=True,
     )
-    needed = sum(file.file_size for file in planned if file.will_download)
+    needed = sum(file.file_size or 0 for file in planned if file.will_download)
     require_space(needed, Path(constants.HF_HUB_CACHE).expanduser())
 
 

@@ -164,20 +164,25 @@ def test_a_result_lists_trained_and_frozen_tensors_and_an_early_end(sqlite_store
         "output": "/x",
         "steps": 700,
         "seconds": 60.0,
-        "best": {"acceptance_0": 0.41, "served_acceptance_length": 1.6, "step": 400.0},
+        "best": {
+            "acceptance_0": 0.41,
+            "served_acceptance_length": 1.6,
+            "measured_acceptance_length": 1.1,
+            "step": 400.0,
+        },
         "trainable": ["fc.weight", "lm_head.weight"],
         "frozen": ["embed_tokens.weight"],
         "skipped": 2,
         "ended_early": True,
         "name": "gone",
     }
-    told = text_of(training_result.tree(a_run(state="succeeded", result=result)))
+    run = a_run(state="succeeded", result=result, params={"patience": 3})
+    told = text_of(training_result.tree(run))
     assert "Trained: 2 tensors fc.weight lm_head.weight" in told
     assert "Frozen: 1 tensor embed_tokens.weight" in told
-    assert (
-        "Ended early at step 700: nothing got better, the best weights are those of step 400"
-        in told
-    )
+    assert "Ended early at step 700: 3 times in a row nothing got better; the best" in told
+    assert "the best weights are those of step 400" in told
+    assert "Where both are far apart, the chats are not what the verifier would say" in told
     assert "41.0 %" in told
 
 

@@ -56,7 +56,7 @@ function layout(figure) {
     paper_bgcolor: "transparent", plot_bgcolor: "transparent", hovermode: "x unified",
     hoverlabel: { bgcolor: "#20242c", bordercolor: "#20242c", font: { color: "#f2f4f7", size: 12 } },
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
-    xaxis: axis(figure.x || "optimiser step", { rangemode: "tozero" }), yaxis: axis(figure.y, figure.range ? { range: figure.range } : {}),
+    xaxis: axis(figure.x || "optimiser step", { rangemode: "tozero" }), yaxis: axis(figure.y, figure.range ? { range: figure.range } : { rangemode: "nonnegative" }),
     shapes: figure.band ? [band(...figure.band)] : [],
   };
 }

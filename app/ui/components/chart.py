@@ -51,12 +51,13 @@ def chart_payload(run_id: str, rows: Sequence[MetricView], after: int) -> dict[s
 
 
 SMALL = (
-    ("coverage", "Coverage", "share"),
+    ("coverage", "The verifier's choices covered", "share"),
     ("grad_norm", "Gradient norm", "before clipping"),
     ("lr", "Learning rate", "rate"),
     ("tokens_per_second", "Speed", "tokens/s"),
     ("memory_mb", "Memory", "MB"),
-    ("skipped", "Skipped batches", "batches"),
+    ("skipped", "Steps without a trained token", "steps"),
+    ("quarantined", "Chats set aside", "chats"),
 )
 """Metrics with a small chart of their own: name, title, unit."""
 
