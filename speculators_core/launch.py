@@ -80,11 +80,16 @@ def read_served(params: LaunchParams) -> Served:
     return Served(
         algorithm=str(facts.get("algorithm")),
         model=str(directory),
-        verifier=str(verifier) if is_hub_id(verifier) else str(Path(verifier).expanduser()),
+        verifier=at_hand(str(verifier)),
         speculative_tokens=params.speculative_tokens or facts.get("speculative_tokens", 3),
         layout=facts.get("layout", "speculators"),
         aux_layers_known=facts.get("aux_layers_known", True),
     )
+
+
+def at_hand(verifier: str) -> str:
+    """A verifier as a shell takes it in quotes: a hub id, or a path without `~`."""
+    return verifier if is_hub_id(verifier) else str(Path(verifier).expanduser())
 
 
 def _of_draft(directory: Path) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from speculators_core.launch import (
     EXPORT_REPORT,
     Commands,
     Served,
+    at_hand,
     knows_aux_layers,
     lines,
     portable_name,
@@ -86,7 +87,7 @@ def export(
     served = Served(
         algorithm=config.algorithm,
         model=str(directory),
-        verifier=named or known,
+        verifier=at_hand(named or known),
         speculative_tokens=config.speculative_tokens,
         aux_layers_known=knows_aux_layers(config),
     )

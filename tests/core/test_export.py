@@ -196,3 +196,12 @@ def test_a_damaged_speculator_a_taken_place_and_a_stop_leave_nothing(tiny_verifi
     with pytest.raises(CheckpointError, match="damaged or incomplete"):
         export(params, tmp_path / "out")
     assert {p.name for p in tmp_path.iterdir()} == {"s", "taken"}
+
+
+def test_a_verifier_below_the_home_directory_is_one_that_a_shell_finds(tiny_verifier, tmp_path):
+    """A22: the config names it from `~`, which a shell leaves alone in quotes."""
+    config = tiny.draft_config("~/models/v", **PLAIN)
+    speculator = tiny.build_speculator(tmp_path / "s", tiny_verifier, config=config)
+    result = exported(speculator, tmp_path / "out")
+    for line in (result.commands.vllm, result.commands.sglang):
+        assert f"{Path.home()}/models/v" in line and "~" not in line
