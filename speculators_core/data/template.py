@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
@@ -16,6 +15,7 @@ from transformers import AutoTokenizer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from speculators_core.errors import CheckpointError, DataError, InputError
+from speculators_core.models.stops import generation_of, stops_of
 from speculators_core.models.verifier_config import VerifierFacts
 
 Turns = Sequence[Mapping[str, Any]]
@@ -106,7 +106,8 @@ class ChatTemplate:
 def load_template(facts: VerifierFacts, enable_thinking: bool | None = None) -> ChatTemplate:
     """The template of a verifier with its tokenizer. Raises `CheckpointError`."""
     tokenizer = load_tokenizer(facts)
-    return ChatTemplate(tokenizer, _stops(tokenizer, Path(facts.path)), enable_thinking)
+    stops = frozenset(stops_of(generation_of(facts.path), tokenizer))
+    return ChatTemplate(tokenizer, stops, enable_thinking)
 
 
 def load_tokenizer(facts: VerifierFacts) -> PreTrainedTokenizerBase:
@@ -121,17 +122,6 @@ def load_tokenizer(facts: VerifierFacts) -> PreTrainedTokenizerBase:
             where=facts.path,
         ) from error
     return tokenizer
-
-
-def _stops(tokenizer: PreTrainedTokenizerBase, directory: Path) -> frozenset[int]:
-    """The tokenizer's end of text, and what generation_config.json names."""
-    try:
-        values = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
-        named = values.get("eos_token_id")
-    except (OSError, ValueError, AttributeError):
-        named = None  # a verifier may have none, and its server then knows no more than this
-    ids = named if isinstance(named, list) else [named]
-    return frozenset(i for i in (*ids, tokenizer.eos_token_id) if isinstance(i, int))
 
 
 class _refusals(AbstractContextManager[None]):

@@ -34,6 +34,7 @@ from speculators_core import digests
 from speculators_core.config import read_json
 from speculators_core.errors import CheckpointError, PairingError
 from speculators_core.models.logit_rule import LogitRule, rule_of
+from speculators_core.models.stops import stops_of
 from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 
 _TEXT_MODEL = {
@@ -63,10 +64,7 @@ class Verifier:
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """The tokens that end an answer by the verifier's own word."""
-        named = self.model.generation_config.eos_token_id
-        ids = named if isinstance(named, list) else [named]
-        ids = [*ids, self.tokenizer.eos_token_id]
-        return tuple({int(i): None for i in ids if i is not None})
+        return stops_of(self.model.generation_config, self.tokenizer)
 
     @property
     def embedding(self) -> Tensor:

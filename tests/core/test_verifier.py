@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from speculators_core.data.template import load_template
 from speculators_core.errors import CheckpointError
 from speculators_core.models.verifier import load_verifier
 
@@ -51,3 +52,26 @@ def test_weights_that_are_not_found_stop_it(tmp_path, tiny_verifier):
 def test_a_tied_head_is_not_missing(tied_verifier):
     verifier = load_verifier(tied_verifier)
     assert torch.equal(verifier.lm_head, verifier.embedding)
+
+
+@pytest.mark.parametrize("named", [[5, 7], 5])
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_an_answer_ends_in_masks_by_the_tokens_that_end_it_in_the_engine(
+    tmp_path, tiny_verifier, file, named
+):
+    shutil.copytree(tiny_verifier, tmp_path / "v")
+    (tmp_path / "v" / "generation_config.json").unlink(missing_ok=True)
+    there = tmp_path / "v" / file
+    values = json.loads(there.read_text()) if there.exists() else {}
+    there.write_text(json.dumps({**values, "eos_token_id": named}))
+    verifier = load_verifier(tmp_path / "v")
+    assert {5} <= set(verifier.stop_ids)
+    assert load_template(verifier.facts).stops == set(verifier.stop_ids)
+
+
+def test_a_broken_generation_config_is_named(tmp_path, tiny_verifier):
+    shutil.copytree(tiny_verifier, tmp_path / "v")
+    facts = load_verifier(tmp_path / "v").facts
+    (tmp_path / "v" / "generation_config.json").write_text("[1]")
+    with pytest.raises(CheckpointError, match="should be an object"):
+        load_template(facts)
