@@ -16,6 +16,7 @@ from speculators_core.errors import DataError
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """What chat templates call the thoughts before an answer."""
+_EXAMPLE = '{"role": "user", "content": "…"}'
 _KEPT = ("name", "tool_call_id", *REASONING)
 
 
@@ -65,7 +66,7 @@ def teaches_nothing(chat: Chat) -> str | None:
 def messages_of(messages: Any, where: str) -> tuple[Message, ...]:
     """A list of turns, checked. Raises `DataError` naming the turn at fault."""
     if not isinstance(messages, list) or not messages:
-        raise DataError(f"messages should be a list of turns, found {messages!r}", where=where)
+        raise no_turns("messages", messages, where)
     return tuple(_message(m, f"{where}: messages[{i}]") for i, m in enumerate(messages))
 
 
@@ -83,15 +84,43 @@ def tools_of(tools: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     return tuple(tools)
 
 
+def no_turns(key: str, found: Any, where: str) -> DataError:
+    """What stands where a list of turns should."""
+    return DataError(
+        f"{key} should be a list of turns, found {found_in_words(found)}",
+        where=where,
+        hint=f'write the turns one by one: "{key}": [{{"role": "user", "content": "…"}}, '
+        '{"role": "assistant", "content": "…"}]; text alone goes under "text"',
+    )
+
+
+def wrong_turn(needed: str, found: Any, where: str, example: str) -> DataError:
+    """A turn without what it needs."""
+    return DataError(
+        f"a turn needs {needed}, found {found_in_words(found)}",
+        where=where,
+        hint=f"write it as {example}, or leave the row out",
+    )
+
+
+def found_in_words(value: Any) -> str:
+    """An object by its keys, anything else as it is, cut."""
+    if isinstance(value, Mapping):
+        return f"the keys {', '.join(map(str, value))}"[:80] if value else "an empty object"
+    return f"{type(value).__name__} {value!r:.60}"
+
+
 def _message(value: Any, where: str) -> Message:
     if not isinstance(value, dict) or "role" not in value:
-        raise DataError("a turn needs role and content", where=where)
+        raise wrong_turn("role and content", value, where, _EXAMPLE)
     if value["role"] not in ROLES:
         raise DataError(
-            f"the role is {value['role']!r}, expected one of {', '.join(ROLES)}", where=where
+            f"the role is {value['role']!r}, expected one of {', '.join(ROLES)}",
+            where=where,
+            hint="rename the role, or leave the row out",
         )
     if "content" not in value and not value.get("tool_calls"):
-        raise DataError("a turn needs role and content", where=where)
+        raise wrong_turn("role and content", value, where, _EXAMPLE)
     further = {name: value[name] for name in _KEPT if isinstance(value.get(name), str)}
     if value.get("tool_calls"):
         further["tool_calls"] = _calls(value["tool_calls"], where)

@@ -17,7 +17,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from speculators_core.data.chats import Chat, Message, messages_of, tools_of
+from speculators_core.data.chats import (
+    Chat,
+    Message,
+    found_in_words,
+    messages_of,
+    no_turns,
+    tools_of,
+    wrong_turn,
+)
 from speculators_core.errors import DataError
 
 TURNS = ("messages", "conversations", "conversation", "data")
@@ -57,7 +65,7 @@ def recognise(row: Mapping[str, Any], where: str) -> Chat | Text:
             turns = _turns(row[key], f"{where}: {key}") if row[key] else ()
             return Chat(_told(row, turns), where, tools)
         if key in row and key != "data":
-            raise DataError(f"{key} should be a list of turns, found {row[key]!r:.80}", where=where)
+            raise no_turns(key, row[key], where)
     question = next((key for key in QUESTIONS if key in row), None)
     answer = next((key for key in ANSWERS if row.get(key) is not None), None)
     if question and (answer or question != "input"):
@@ -92,16 +100,21 @@ def _turns(turns: list[Any], where: str) -> tuple[Message, ...]:
 
 def _sharegpt(turn: Any, where: str) -> Message:
     if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
-        raise DataError("a turn needs from and value", where=where)
+        raise wrong_turn("from and value", turn, where, '{"from": "human", "value": "…"}')
     role = SHAREGPT_ROLES.get(str(turn["from"]).lower())
     if role is None:
         raise DataError(
             f"a turn is from {turn['from']!r}, expected one of {', '.join(SHAREGPT_ROLES)}",
             where=where,
+            hint="rename it, or leave the row out",
         )
     value = "" if turn["value"] is None else turn["value"]
     if not isinstance(value, str):
-        raise DataError(f"value should be text, found {type(value).__name__}", where=where)
+        raise DataError(
+            f"value should be text, found {found_in_words(value)}",
+            where=where,
+            hint="put the turn's text there as a string, or leave the row out",
+        )
     return (
         _call(value, where)
         if str(turn["from"]).lower() == "function_call"

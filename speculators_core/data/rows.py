@@ -163,7 +163,9 @@ def _object(text: str, file: Path, number: int) -> dict[str, Any]:
 def _row(value: Any, file: Path, number: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(
-            f"expected a JSON object, found {type(value).__name__}", where=f"{file}:{number}"
+            f"expected a row that is a JSON object, found {type(value).__name__} {value!r:.60}",
+            where=f"{file}:{number}",
+            hint='write {"messages": […]} or {"text": "…"}, one object a row',
         )
     return value
 

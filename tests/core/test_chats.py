@@ -46,8 +46,8 @@ def test_tools_may_be_written_as_json_text(tools: object) -> None:
     [
         ([], "a list of turns"),
         ("hello", "a list of turns"),
-        (["hello"], "role and content"),
-        ([{"role": "user"}], "role and content"),
+        (["hello"], "role and content, found str 'hello'"),
+        ([{"role": "user"}], "role and content, found the keys role"),
         ([{"role": "wizard", "content": "x"}], "'wizard'"),
         ([{"role": "user", "content": 7}], "found int"),
         ([{"role": "user", "content": [{"type": "image"}]}], "found list"),
@@ -62,6 +62,8 @@ def test_turns_that_cannot_be_right_are_named(turns: object, says: str) -> None:
     with pytest.raises(DataError, match=says) as caught:
         messages_of(turns, "f.jsonl:2")
     assert caught.value.where is not None and caught.value.where.startswith("f.jsonl:2")
+    if "turn" in caught.value.message and "found" in caught.value.message:
+        assert caught.value.hint
 
 
 @pytest.mark.parametrize(

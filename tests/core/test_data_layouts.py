@@ -82,9 +82,10 @@ def test_text_is_text() -> None:
         ({"id": 1, "html": "x"}, "found the keys id, html"),
         ({}, "found the keys none"),
         ({"input": "alone"}, "no known layout"),
-        ({"messages": "hello"}, "a list of turns"),
+        ({"messages": "hello"}, "a list of turns, found str 'hello'"),
         ({"conversations": [{"from": "wizard", "value": "x"}]}, "'wizard'"),
-        ({"conversations": [{"from": "human"}]}, "from and value"),
+        ({"conversations": [{"from": "human"}]}, "from and value, found the keys from"),
+        ({"conversations": [{"from": "human", "value": "q"}, "a"]}, "found str 'a'"),
         ({"conversations": [{"from": "human", "value": 3}]}, "found int"),
         ({"prompt": "q", "answer": {"a": 1}}, "found dict"),
         ({"prompt": "q", "tools": "{"}, "tools is no JSON"),
@@ -94,5 +95,7 @@ def test_a_row_that_is_no_layout_names_its_place_and_keys(row: dict[str, Any], s
     with pytest.raises(DataError, match=says) as caught:
         recognise(row, "f.jsonl:3")
     assert caught.value.where is not None and caught.value.where.startswith("f.jsonl:3")
+    if {"messages", "conversations"} & row.keys():
+        assert caught.value.hint
     if "layout" in caught.value.message:
         assert "conversations" in str(caught.value.hint) and "completion" in str(caught.value.hint)

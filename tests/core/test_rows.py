@@ -60,7 +60,7 @@ def test_nulls_of_columns_are_no_keys(tmp_path: Path) -> None:
     ("content", "says"),
     [
         (b'{"a": 1}\n{nope\n', "not JSON"),
-        (b'{"a": 1}\n[1]\n', "found list"),
+        (b'{"a": 1}\n[1]\n', r"a JSON object, found list \[1\]"),
         (b'{"a": 1}\n\xff\xfe{}\n', "not UTF-8"),
         (b'{"a": 1}\n' + b"[" * 100_000, "not JSON"),
         (b'[{"a": 1}, {"b": ', "item 2 is not JSON"),
@@ -77,6 +77,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes, says: str)
     with pytest.raises(DataError, match=says) as caught:
         values(file)
     assert caught.value.where is not None and caught.value.where.startswith(str(file))
+    assert caught.value.hint
 
 
 def test_a_path_that_is_no_file_says_what_it_is(tmp_path: Path) -> None:
