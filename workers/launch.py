@@ -92,7 +92,7 @@ def _vllm(
     machine = vllm_server.machine()
     dtype, notes = vllm_server.choose_dtype(params.dtype, machine)
     command = vllm_server.arguments(params, examined, machine, dtype, port, name, trace_socket)
-    environment = inherited() | vllm_server.environment(machine, settings().home / "cache" / "vllm")
+    environment = inherited() | vllm_server.environment(machine, vllm_cache())
     if trace_socket:
         environment[SOCKET_VARIABLE] = str(trace_socket)
     return Launch(
@@ -115,7 +115,7 @@ def _reference(
     if params.speculator:
         command += ["--speculator", params.speculator]
     command += ["--speculative-tokens", str(examined.speculative_tokens)]
-    command += ["--port", str(port), "--served-name", name]
+    command += ["--port", str(port), "--served-name", name, "--dtype", params.dtype]
     environment = inherited()
     if trace_socket:
         environment[SOCKET_VARIABLE] = str(trace_socket)
@@ -130,6 +130,11 @@ def _reference(
         trace_mode=TraceMode.IDS if trace_socket else TraceMode.OFF,
         notes=(*examined.notes, "the reference engine is for looking closely, not for speed"),
     )
+
+
+def vllm_cache() -> Path:
+    """What vLLM compiles and learns of models is kept here."""
+    return settings().home / "cache" / "vllm"
 
 
 def inherited() -> dict[str, str]:

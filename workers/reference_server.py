@@ -36,6 +36,7 @@ from workers.reference_replies import Chat, Completion, reply
 from workers.reference_service import Service
 
 KEY_VARIABLE = "SPECLAB_SERVER_KEY"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GRACE_S = 5  # for open answers when the server is asked to stop
 _STATUS: dict[type[SpeclabError], int] = {Forbidden: 401, NotFound: 404}
 
@@ -120,10 +121,14 @@ def _sentence(error: dict[str, Any]) -> str:
     return f"{place}: {error['msg']}, found {str(error.get('input'))[:80]!r}"
 
 
-def load(verifier_dir: str, speculator_dir: str | None, k: int | None, name: str) -> Service:
-    """Load both models. K defaults to what the speculator's config proposes, or 3 for n-grams."""
-    device, dtype = fastest()
-    verifier = load_verifier(verifier_dir, dtype=dtype, device=device)
+def load(
+    verifier_dir: str, speculator_dir: str | None, k: int | None, name: str, dtype: str = "auto"
+) -> Service:
+    """Load both models, in the precision that is named or else is fast here. K defaults to what
+    the speculator's config proposes, or 3 for n-grams."""
+    device, fast = fastest()
+    wanted = fast if dtype == "auto" else _DTYPES[dtype]
+    verifier = load_verifier(verifier_dir, dtype=wanted, device=device)
     if speculator_dir is None:
         return Service(verifier, NgramDrafter(), k or 3, name)
     drafter = load_eagle(speculator_dir, verifier)
@@ -136,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--verifier", required=True)
     parser.add_argument("--speculator")
     parser.add_argument("--speculative-tokens", type=int)
+    parser.add_argument("--dtype", choices=("auto", *_DTYPES), default="auto")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--served-name", required=True)
     chosen = parser.parse_args(arguments)
@@ -144,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             listener.bind(("127.0.0.1", chosen.port))  # a busy port shows before models load
             k = chosen.speculative_tokens
-            service = load(chosen.verifier, chosen.speculator, k, chosen.served_name)
+            service = load(chosen.verifier, chosen.speculator, k, chosen.served_name, chosen.dtype)
         except (OSError, SpeclabError) as error:
             sys.stderr.write(f"ERROR: the reference server can't start: {error}\n")
             return 1

@@ -11,13 +11,15 @@ import json
 import signal
 import sys
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 from app.store.models import DeploymentPhase
+from speculators_core.data import occupancy
 from speculators_core.errors import SpeclabError, Stopped
 from speculators_core.params import DeployParams, JobKind, parse_params
 from workers.jobs.deploy import DRAIN_S
-from workers.launch import plan
+from workers.launch import plan, vllm_cache
 from workers.server import Server
 
 _LOOK_S = 0.25
@@ -43,22 +45,24 @@ def serve(params: DeployParams, stop: threading.Event) -> None:
     launch = plan(params)
     for note in launch.notes:
         _log(note)
-    server = Server(launch, sys.stderr.buffer)
-    try:
-        notes = server.wait_ready(_log_phase, stop.is_set)
-        _tell(
-            {
-                "endpoint": launch.endpoint,
-                "served_name": launch.served_name,
-                "notes": [*launch.notes, *notes],
-            }
-        )
-        while not stop.wait(_LOOK_S):
-            if not server.running:
-                raise server.failure()
-    finally:
-        if not server.stop(DRAIN_S):
-            _log(f"something of process group {server.pgid} is still running")
+    vllm = launch.engine == "vllm"  # outside the store no run tells who uses its cache
+    with occupancy.occupy(vllm_cache(), {}) if vllm else nullcontext():
+        server = Server(launch, sys.stderr.buffer)
+        try:
+            notes = server.wait_ready(_log_phase, stop.is_set)
+            _tell(
+                {
+                    "endpoint": launch.endpoint,
+                    "served_name": launch.served_name,
+                    "notes": [*launch.notes, *notes],
+                }
+            )
+            while not stop.wait(_LOOK_S):
+                if not server.running:
+                    raise server.failure()
+        finally:
+            if not server.stop(DRAIN_S):
+                _log(f"something of process group {server.pgid} is still running")
 
 
 def _params() -> DeployParams:

@@ -17,14 +17,14 @@ from typing import Any, BinaryIO
 
 import psutil
 
-from app.settings import settings
 from app.store.models import DeploymentPhase, TraceMode
+from speculators_core.data import occupancy
 from speculators_core.data.vllm_states import AT_ONCE, Extraction, Extractor, StartVllm
 from speculators_core.errors import InputError, Unavailable
 from speculators_core.models.verifier_config import VerifierFacts, read_verifier
 from speculators_core.progress import Progress
 from workers import vllm_server
-from workers.launch import HOST, Launch, choose_port, inherited
+from workers.launch import HOST, Launch, choose_port, inherited, vllm_cache
 from workers.preflight import PROCESS_BYTES, gib, weight_bytes
 from workers.server import Server
 from workers.vllm_server import Machine
@@ -69,14 +69,15 @@ def starter(output: BinaryIO, on_start: OnStart = lambda pgid, started: None) ->
         launch = plan(asked)
         for note in launch.notes:
             progress.note(note)
-        server = Server(launch, output)
-        try:
-            on_start(server.pgid, server.started)
-            server.wait_ready(_tell(progress), progress.stopping, warm_up=False)
-            yield _Running(server)
-        finally:
-            if not server.stop(_DRAIN_S):
-                progress.note(f"something of vLLM's process group {server.pgid} still runs")
+        with occupancy.occupy(vllm_cache(), {}):  # a training outside the store has no run
+            server = Server(launch, output)
+            try:
+                on_start(server.pgid, server.started)
+                server.wait_ready(_tell(progress), progress.stopping, warm_up=False)
+                yield _Running(server)
+            finally:
+                if not server.stop(_DRAIN_S):
+                    progress.note(f"something of vLLM's process group {server.pgid} still runs")
 
     return start
 
@@ -98,11 +99,10 @@ def plan(asked: Extraction) -> Launch:
     name = f"states-{secrets.token_hex(3)}"
     port = choose_port(None)
     command = arguments(asked, facts, machine, dtype, port, name)
-    cache = settings().home / "cache" / "vllm"
     return Launch(
         engine="vllm",
         command=(sys.executable, "-m", *command),
-        environment=inherited() | vllm_server.environment(machine, cache),
+        environment=inherited() | vllm_server.environment(machine, vllm_cache()),
         port=port,
         served_name=name,
         speculative_tokens=1,

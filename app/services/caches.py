@@ -8,7 +8,6 @@ any host), or a process of this machine that holds it (`speculators_core.data.oc
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -92,12 +91,9 @@ def states_speed(verifier: str | Path) -> Speed | None:
 
 def _removed(cache: CacheView) -> bool:
     directory = Path(cache.path)
-    if cache.kind == "states":
-        if not (directory / occupancy.MARK).exists():  # of an earlier version
-            occupancy.occupy(directory, {}).close()
-        return occupancy.remove(directory)
-    shutil.rmtree(directory, ignore_errors=True)
-    return True
+    if not (directory / occupancy.MARK).exists():  # of an earlier version
+        occupancy.occupy(directory, {}).close()
+    return occupancy.remove(directory)
 
 
 def _living() -> list[Run]:
@@ -168,7 +164,7 @@ def _of_vllm(directory: Path, living: list[Run]) -> CacheView:
         size=_size(directory),
         used_at=datetime.fromtimestamp(_changed(directory), UTC),
         about="what vLLM compiled and learnt of models; the next start takes longer without",
-        in_use=bool(users),
+        in_use=bool(users) or occupancy.occupied(directory),
         users=tuple(users),
     )
 

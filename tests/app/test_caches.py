@@ -112,6 +112,17 @@ def test_what_vllm_compiled_is_a_cache_too(sqlite_store) -> None:
     assert not directory.exists()
 
 
+def test_what_vllm_compiled_stays_while_a_process_outside_the_store_uses_it(sqlite_store) -> None:
+    directory = settings().home / "cache" / "vllm"
+    with occupancy.occupy(directory, {}):
+        assert caches.list_caches()[0].in_use
+        assert caches.clean(0) == []
+        with pytest.raises(Conflict, match="in use by a process"):
+            caches.remove("vllm")
+    caches.remove("vllm")
+    assert not directory.exists()
+
+
 def test_caches_of_an_older_version_can_go(data: Path) -> None:
     """Without a mark, what counts is when the directory was written."""
     old = data.with_name("prepared.states-0123456789abcdef")

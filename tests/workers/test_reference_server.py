@@ -22,6 +22,7 @@ from speculators_core.data.regenerate import regenerate
 from speculators_core.evaluate.evaluate import evaluate
 from speculators_core.params import EvaluateParams, RegenerateParams
 from tests import tiny
+from workers import reference_server
 from workers.metrics import scrape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -328,3 +329,11 @@ def test_answers_made_anew_through_the_server_are_those_made_in_process(
     here = regenerate(RegenerateParams.model_validate(asked), tmp_path / "here")
     assert (served.model, served.samples, served.tokens) == (NAME, 4, here.tokens)
     assert Path(served.output).read_text() == Path(here.output).read_text()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_both_models_are_loaded_in_the_precision_that_was_asked_for(pair, dtype):
+    verifier, speculator = map(str, pair)
+    service = reference_server.load(verifier, speculator, 2, NAME, dtype)
+    assert str(service.verifier.model.dtype) == f"torch.{dtype}"
+    assert str(service.speculative.drafter.draft.fc.weight.dtype) == f"torch.{dtype}"

@@ -129,8 +129,9 @@ def test_relative_paths_reach_the_server_whole(pair, monkeypatch: pytest.MonkeyP
 
 
 def test_the_reference_engine_is_called_with_the_same_choices(pair) -> None:
-    planned = launch.plan(params(pair, engine="reference", port=None))
+    planned = launch.plan(params(pair, engine="reference", port=None, dtype="bfloat16"))
     words = planned.command
+    assert words[words.index("--dtype") + 1] == "bfloat16"
     assert words[1:3] == ("-m", "workers.reference_server")
     assert words[words.index("--speculator") + 1] == str(pair[1])
     assert words[words.index("--speculative-tokens") + 1] == "3"
