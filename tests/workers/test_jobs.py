@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +16,8 @@ from speculators_core.errors import Forbidden, InputError, NotFound, Stopped
 from speculators_core.params import JobKind
 from tests import tiny
 from tests.core.stand_in_endpoint import stand_in_endpoint
-from workers import job, leases
+from tests.workers.lab import wait_for
+from workers import job, leases, outcome
 from workers.jobs import job_of
 from workers.reporter import Reporter
 
@@ -131,6 +136,31 @@ def test_a_stopped_training_goes_on_from_its_checkpoint_and_registers_a_speculat
     again, _ = _attempt(run)
     assert again == result, "an attempt that had finished is not repeated"
     assert [row.name for row in speculators.list_speculators()] == ["my-draft"]
+
+
+def test_term_at_a_training_saves_it_and_the_next_attempt_goes_on_there(verifier, home):
+    """F8"""
+    prepared, _ = _prepare(_chats(home))
+    params = {
+        "data": f"run:{prepared}",
+        "verifier": "tiny",
+        "epochs": 40,
+        "tokens_per_batch": 64,
+        "save_every": 100_000,
+        "ttt_steps": 2,
+    }
+    run = _begin("train", params)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workers.job", run.id], stdout=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: runs.metrics(run.id), 120, "the first steps")
+    process.send_signal(signal.SIGTERM)
+    printed = process.communicate(timeout=60)[0]
+    assert process.returncode == outcome.STOPPED, printed
+    reached = runs.metrics(run.id)[-1].step
+    _, listener = _attempt(run)
+    [resumed] = [note for note in listener.notes if "resumed at step" in note]
+    assert int(re.search(r"resumed at step (\d+)", resumed)[1]) >= reached > 0
 
 
 def test_a_conversion_is_registered_with_its_doubts(verifier, home):
