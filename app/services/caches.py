@@ -1,6 +1,7 @@
 """What is kept only to be quick the next time: its size, its last use, who uses it; and its end.
 
-Hidden states of prepared data sets, and what vLLM compiled. Everything here can be made again, so
+Hidden states of prepared data sets, what vLLM compiled, and what was done of preparations that were
+stopped. Everything here can be made again, so
 it may be removed at any age, but never under a living run: a run of the store that reads it (on
 any host), or a process of this machine that holds it (`speculators_core.data.occupancy`).
 """
@@ -27,6 +28,7 @@ from speculators_core.errors import Conflict, InputError, NotFound, SpeclabError
 from speculators_core.params import JobKind
 
 _STATES = ".states-"
+_PARTS = ".parts"
 _STARTS_VLLM = (JobKind.DEPLOY, JobKind.TRAIN)
 
 
@@ -34,7 +36,7 @@ class CacheView(View):
     """One cache. `users`: ids of the living runs that need it."""
 
     name: str
-    kind: Literal["states", "vllm"]
+    kind: Literal["states", "vllm", "parts"]
     path: str
     size: int = Field(description="bytes")
     used_at: datetime
@@ -49,6 +51,7 @@ def list_caches(places: Sequence[str | Path] = ()) -> list[CacheView]:
     found = [
         *(_of_states(directory, living) for directory in _states_directories(places)),
         *(_of_vllm(directory, living) for directory in _vllm_directories()),
+        *(_of_parts(directory) for directory in _parts_directories(places)),
     ]
     return sorted(found, key=lambda cache: (-cache.size, cache.name))
 
@@ -106,11 +109,19 @@ def _living() -> list[Run]:
 
 
 def _states_directories(places: Sequence[str | Path]) -> list[Path]:
-    """Beside the prepared data sets that are known, and in `places`."""
-    parents = {settings().home / "datasets", *(Path(place).absolute() for place in places)}
-    parents |= {Path(path).parent for path in _prepared()}
-    named = {found for parent in parents for found in parent.glob(f"*{_STATES}*")}
+    named = {found for parent in _parents(places) for found in parent.glob(f"*{_STATES}*")}
     return sorted(found for found in named if _is_ours(found))
+
+
+def _parts_directories(places: Sequence[str | Path]) -> list[Path]:
+    named = {found for parent in _parents(places) for found in parent.glob(f".*{_PARTS}")}
+    return sorted(found for found in named if (found / occupancy.MARK).is_file())
+
+
+def _parents(places: Sequence[str | Path]) -> set[Path]:
+    """Where prepared data sets lie that are known, and `places`."""
+    parents = {settings().home / "datasets", *(Path(place).absolute() for place in places)}
+    return parents | {Path(path).parent for path in _prepared()}
 
 
 def _is_ours(directory: Path) -> bool:
@@ -166,6 +177,20 @@ def _of_vllm(directory: Path, living: list[Run]) -> CacheView:
         about="what vLLM compiled and learnt of models; the next start takes longer without",
         in_use=bool(users) or occupancy.occupied(directory),
         users=tuple(users),
+    )
+
+
+def _of_parts(directory: Path) -> CacheView:
+    output = occupancy.facts_of(directory).get("output", "data")
+    return CacheView(
+        name=directory.name,
+        kind="parts",
+        path=str(directory),
+        size=_size(directory),
+        used_at=datetime.fromtimestamp(occupancy.last_used(directory), UTC),
+        about=f"what was done of {output} before its preparation was stopped; it would go on there",
+        in_use=occupancy.occupied(directory),
+        users=(),
     )
 
 

@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from speculators_core.data import occupancy
 from speculators_core.data.assemble import Plan, assemble
 from speculators_core.data.capacity import of_preparing
 from speculators_core.data.prepared import CODE_VERSION, TOKENS, PreparedMeta, meta_at, read_meta
@@ -176,8 +177,8 @@ def _key(
 def _working_directory(output: Path, key: str, progress: Progress) -> Iterator[Path]:
     """Where parts lie until all are there; kept when the work is stopped or killed, else removed.
 
-    What is left of preparations with another key goes. Another process at the same work is waited
-    for.
+    What is left of preparations with another key goes; what nobody comes back to is a cache, which
+    grows old. Another process at the same work is waited for.
     """
     work = output.parent / f".{output.name}.{key[:16]}.parts"
     for stale in output.parent.glob(f".{glob.escape(output.name)}.*.parts"):
@@ -186,7 +187,10 @@ def _working_directory(output: Path, key: str, progress: Progress) -> Iterator[P
             os.close(free)
     lock = _waited_for(work, output, progress)
     try:
-        with room_for(output, hint="nothing was left behind"):
+        with (
+            occupancy.occupy(work, {"output": output.name}),
+            room_for(output, hint="nothing was left behind"),
+        ):
             yield work
     except Stopped:
         raise

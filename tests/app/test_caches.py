@@ -73,6 +73,19 @@ def test_what_a_process_holds_is_never_removed(data: Path) -> None:
     assert len(caches.clean(0)) == 1
 
 
+def test_what_a_stopped_preparation_left_grows_old_like_any_cache(data: Path) -> None:
+    left = data.with_name(".other.0123456789abcdef.parts")
+    with occupancy.occupy(left, {"output": "other"}):
+        (left / "0000000.part").write_bytes(b"x" * 500)
+        assert caches.list_caches()[0].in_use
+    os.utime(left / occupancy.MARK, (0, 0))
+    (one,) = caches.list_caches()
+    assert (one.kind, one.in_use) == ("parts", False)
+    assert one.about.startswith("what was done of other before its preparation was stopped")
+    assert [gone.name for gone in caches.clean(30)] == [left.name]
+    assert not left.exists()
+
+
 @pytest.mark.parametrize("named", ["mine", "path"])
 def test_what_a_run_that_has_not_ended_reads_is_never_removed(data: Path, named: str) -> None:
     made = make(data.with_name("prepared.states-abc"), days=40)

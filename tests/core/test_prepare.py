@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from speculators_core.data import occupancy
 from speculators_core.data import prepare as module
 from speculators_core.data.prepare import load_prepared, prepare, prepared_key
 from speculators_core.data.samples import read_facts, read_sample
@@ -200,6 +201,7 @@ def test_b8_a_killed_preparation_goes_on_and_ends_like_one_that_was_not(
     assert process.exitcode == -signal.SIGKILL and not (tmp_path / "out").exists()
     (parts,) = tmp_path.glob(".out.*.parts")
     assert len(list(parts.glob("*.part"))) == 7
+    assert occupancy.facts_of(parts) == {"output": "out"} and not occupancy.occupied(parts)
     stamps = {part: part.stat().st_mtime_ns for part in parts.glob("*.part")}
     seen = []
 
