@@ -150,9 +150,11 @@ class SelfWriteParams(Params):
     near_duplicates: Probability = Field(
         0.9, description="questions that share this much of their word triples are one"
     )
-    script: Literal[
-        "any", "latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "cjk"
-    ] = Field("any", description="keep chats mostly in this script (letters, not language)")
+    language: str | None = Field(
+        None,
+        pattern=r"^[a-z]{2,3}$",
+        description="keep chats in this language, an ISO 639 code such as en; empty: in any",
+    )
     min_answer_tokens: PositiveInt = Field(1, description="shorter answers are dropped, in tokens")
     seed: int = Field(0, description="same seed, same chats")
 

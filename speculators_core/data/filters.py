@@ -1,7 +1,6 @@
-"""Which texts are worth keeping: not said before, not nearly, and in the script that is wanted.
+"""Which texts are worth keeping: not said before, not nearly, and in the language that is wanted.
 
-The script is told from the letters alone, not the language: `latin` keeps English and Polish
-alike. Near duplicates are exact, not estimated: texts whose sets of word triples overlap enough
+Near duplicates are exact, not estimated: texts whose sets of word triples overlap enough
 (Jaccard). They are found through a prefix filter, so a text is compared with few others.
 """
 
@@ -10,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-import unicodedata
 from collections import defaultdict
+from functools import cache
+from typing import Any
 
-_MOSTLY = 0.8  # share of the letters
-_NAMES = {"cjk": ("CJK", "HIRAGANA", "KATAKANA", "HANGUL")}
+from speculators_core.errors import InputError
+
+_CLEARLY = 10.0  # nats between the languages' log-likelihoods of a text
 
 
 class Unheard:
@@ -49,16 +50,32 @@ class Unheard:
         return len(one & other) >= self._near * len(one | other)
 
 
-def is_in_script(text: str, script: str) -> bool:
-    """Whether most letters of the text are of a script (`any`: all are); digits and signs don't
-    count, and a text without letters is in every script.
+class Language:
+    """Tells the texts of a language (py3langid, 140 languages). Raises `InputError` for a code that
+    it does not know.
     """
-    if script == "any":
-        return True
-    wanted = _NAMES.get(script, (script.upper(),))
-    letters = [unicodedata.name(sign, "") for sign in text if sign.isalpha()]
-    fitting = sum(name.startswith(wanted) for name in letters)
-    return fitting >= _MOSTLY * len(letters)
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+        self._model = _model()
+        if code not in self._model.labels:
+            raise InputError(
+                f"no language {code!r} can be told from others",
+                where="language",
+                hint=f"known: {', '.join(self._model.labels)}",
+            )
+
+    def spoken_in(self, text: str) -> bool:
+        """Whether no other language is clearly likelier; of a few words or a formula none is."""
+        likely = dict(self._model.rank(text))
+        return bool(max(likely.values()) - likely[self._code] <= _CLEARLY)
+
+
+@cache
+def _model() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE)
 
 
 def _triples(text: str) -> frozenset[int]:

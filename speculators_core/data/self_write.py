@@ -24,7 +24,7 @@ import torch
 from pydantic import BaseModel
 
 from speculators_core.data.domains import DOMAINS, Domain
-from speculators_core.data.filters import Unheard, is_in_script
+from speculators_core.data.filters import Language, Unheard
 from speculators_core.data.writer import greedy, nucleus, write
 from speculators_core.decode.prompt import chat_ids, chat_text, rendered_ids
 from speculators_core.errors import DataError, Stopped
@@ -56,6 +56,7 @@ class _Work:
     verifier: Verifier
     domain: Domain
     progress: Progress
+    language: Language | None
     tokens: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     began: float = field(default_factory=time.monotonic)
@@ -72,12 +73,13 @@ def self_write(
 ) -> SelfWriteResult:
     """Write `params.samples` chats and `params.held_out` prompts into the directory `output`.
 
-    The same seed, verifier and machine give the same files. Raises `DataError` where the verifier
-    does not write usable questions.
+    The same seed, verifier and machine give the same files. Raises `InputError` for a language that
+    can't be told, `DataError` where the verifier does not write usable questions.
     """
+    language = Language(params.language) if params.language else None
     device, dtype = fastest()
     verifier = load_verifier(params.verifier, dtype=dtype, device=device)
-    work = _Work(params, verifier, DOMAINS[params.domain], progress or Quiet())
+    work = _Work(params, verifier, DOMAINS[params.domain], progress or Quiet(), language)
     with complete_or_absent(output) as partial:
         questions = _questions(work, params.samples + params.held_out)
         chosen, kept_apart = questions[: params.samples], questions[params.samples :]
@@ -143,8 +145,8 @@ def _wrong_question(work: _Work, question: str) -> str | None:
     """Why a question is dropped, whatever was asked before."""
     if not work.domain.keep(question):
         return "not a whole question of the domain"
-    if not is_in_script(question, work.params.script):
-        return "a question in another script"
+    if work.language and not work.language.spoken_in(question):
+        return "a question in another language"
     return None
 
 
@@ -153,8 +155,8 @@ def _wrong_answer(work: _Work, text: str, tokens: int) -> str | None:
         return "an empty answer"
     if tokens < work.params.min_answer_tokens:
         return "an answer that is too short"
-    if not is_in_script(text, work.params.script):
-        return "an answer in another script"
+    if work.language and not work.language.spoken_in(text):
+        return "an answer in another language"
     return None
 
 

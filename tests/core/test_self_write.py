@@ -13,6 +13,7 @@ import torch
 from speculators_core.data import self_write as module
 from speculators_core.data.chats import Chat
 from speculators_core.data.domains import DOMAINS, Domain
+from speculators_core.data.filters import Language
 from speculators_core.data.layouts import recognise
 from speculators_core.data.rows import read_rows
 from speculators_core.data.self_write import self_write
@@ -196,9 +197,13 @@ def test_attention_with_more_than_keys_and_values_is_refused(verifier: Verifier)
 def test_what_is_dropped_is_counted_and_stored_with_the_seed(
     tmp_path: Path, tiny_verifier: Path
 ) -> None:
-    now = params(tiny_verifier, seed=5, script="cyrillic", samples=1, held_out=0)
-    with pytest.raises(DataError, match="are usable"):
-        self_write(now, tmp_path / "none")
+    with pytest.raises(InputError, match="no language 'xx'"):
+        self_write(params(tiny_verifier, language="xx"), tmp_path / "none")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Language, "spoken_in", lambda self, text: False)
+        with pytest.raises(DataError, match="are usable"):
+            now = params(tiny_verifier, seed=5, language="ru", samples=1, held_out=0)
+            self_write(now, tmp_path / "none")
     now = params(tiny_verifier, seed=5, min_answer_tokens=8)
     result = self_write(now, tmp_path / "out")
     record = json.loads((tmp_path / "out" / "written.json").read_text())
