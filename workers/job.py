@@ -59,7 +59,7 @@ def _conclude(reporter: Reporter, work: Callable[[], dict[str, Any]]) -> int:
         log.info("stopped: %s", stopped)
         return outcome.STOPPED
     except SpeclabError as error:
-        log.error("failed: %s", error)
+        log.exception("failed: %s", error)
         outcome.write_error(reporter.run_id, error.as_dict())
     except Exception as error:
         log.exception("failed")
