@@ -122,7 +122,9 @@ def submit_run(
 ) -> RunView:
     """Queue a run. The same `Idempotency-Key` again gives the run that is there."""
     params = parse_params(body.kind, body.params).model_dump(mode="json")
-    references.check_params(body.kind, params)
+    references.check_paths(params)
+    if not body.needs:
+        references.check_names(body.kind, params)
     return runs.submit(
         body.kind,
         params,

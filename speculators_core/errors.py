@@ -98,8 +98,7 @@ def about(where: str) -> Iterator[None]:
 
 def revive(error: Mapping[str, object]) -> SpeclabError:
     """The error that `as_dict` described, in another process or on another machine."""
-    family = reversed([*_family(SpeclabError)])  # so that of one kind the base is meant
-    classes = {cls.kind: cls for cls in family}
+    classes = {cls.kind: cls for cls in _family(SpeclabError)}
     cls = classes.get(str(error.get("kind")), SpeclabError)
     where, hint = error.get("where"), error.get("hint")
     return cls(

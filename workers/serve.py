@@ -43,8 +43,6 @@ def main() -> int:
 def serve(params: DeployParams, stop: threading.Event) -> None:
     """Run a server until `stop` is set. Raises what kept it from starting or ended it."""
     launch = plan(params)
-    for note in launch.notes:
-        _log(note)
     vllm = launch.engine == "vllm"  # outside the store no run tells who uses its cache
     with occupancy.occupy(vllm_cache(), {}) if vllm else nullcontext():
         server = Server(launch, sys.stderr.buffer)

@@ -66,7 +66,7 @@ def _require_servable(speculator: str) -> None:
     try:
         speculators.require_servable(speculator)
     except Conflict as error:
-        hint = f"{error.hint}; to serve it all the same: --allow"
+        hint = "convert it again with a choice that settles this, or serve it all the same: --allow"
         raise Conflict(error.message, hint=hint) from None
 
 

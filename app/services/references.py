@@ -70,8 +70,14 @@ def resolve_params(kind: JobKind, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_params(kind: JobKind, params: Mapping[str, Any]) -> None:
-    """Raise unless every path among the parameters is one that a person may name in a page, and
-    what they name is there. An error's `where` is the parameter.
+    """`check_paths` and `check_names`."""
+    check_paths(params)
+    check_names(kind, params)
+
+
+def check_paths(params: Mapping[str, Any]) -> None:
+    """Raise unless every path among the parameters is one that a person may name in a page. Where
+    the error names no file, its `where` is the parameter.
     """
 
     def check(reference: str, field: str) -> str:
@@ -84,12 +90,13 @@ def check_params(kind: JobKind, params: Mapping[str, Any]) -> None:
     for field in _PATH_ONLY & set(params):
         if isinstance(params[field], str):
             check(params[field], field)
-    check_names(kind, params)
 
 
 def check_names(kind: JobKind, params: Mapping[str, Any]) -> None:
     """Raise where a parameter names nothing, or something of another kind, so that a run would
-    only fail over it. Outputs of runs are not looked at: they may not be there yet.
+    only fail over it. Outputs of runs are not looked at, they may not be there yet; and a run that
+    waits for others is not to be checked, for they may make what it names. As for `where`, see
+    `check_paths`.
     """
 
     def check(reference: str, field: str) -> str:
@@ -106,8 +113,7 @@ def check_names(kind: JobKind, params: Mapping[str, Any]) -> None:
 
 def _refuse_another_kind(name: str, field: str) -> None:
     """A verifier in place of a speculator, or the other way round."""
-    table = _REGISTRIES[_REGISTRY_OF[field]]
-    if field == "checkpoint" or table is DataSet or _looks_like_path(name):
+    if field == "checkpoint" or _looks_like_path(name):
         return
     with reading() as session:
         found = {
@@ -117,9 +123,11 @@ def _refuse_another_kind(name: str, field: str) -> None:
         }
     wanted = _REGISTRY_OF[field]
     if found and wanted not in found and not is_hub_id(name):
-        what = "data set" if "data" in found else found.pop()
+        words = {"data": "data set"}
+        what = next(iter(found))
         raise InputError(
-            f"{name!r} is a {what}, and a {wanted} is needed", hint="see the Models page for names"
+            f"{name!r} is a {words.get(what, what)}, and a {words.get(wanted, wanted)} is needed",
+            hint="see the Models and Data pages for names",
         )
 
 
@@ -208,7 +216,7 @@ def _registered(name: str, field: str | None) -> str | None:
             path = session.scalar(select(table.path).where(table.name == name))
             if path is not None:
                 if not Path(path).exists():
-                    raise NotFound(f"the directory of {name} is gone", where=path)
+                    raise NotFound(f"the directory of {name} is gone: {path}")
                 return path
     return None
 

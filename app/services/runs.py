@@ -390,6 +390,8 @@ def _name(name: str) -> str:
 def _default_name(kind: JobKind, params: Mapping[str, Any]) -> str:
     about = params.get(_MAIN_FIELD.get(kind, "verifier")) or params.get("verifier") or ""
     first, *more = about if isinstance(about, list) else [about]
+    if first.startswith("run:"):
+        first = str(params.get("verifier") or first)
     words = [kind.value.replace("_", "-"), PurePath(first).name or first]
     words += [f"and {len(more)} more"] if more else []
     return _clean(" ".join(words))[:_LONGEST_NAME]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from app.services import capacity
+from app.services import capacity, references
 from app.ui.components import state
 from app.ui.components.elements import Node, el
 from app.ui.components.panel import notice
 from app.ui.training_data import DataChoice
 from speculators_core.data.capacity import Estimate, in_words
 from speculators_core.errors import NotFound
-from speculators_core.params import Params, TrainParams
+from speculators_core.params import JobKind, Params, TrainParams
 
 
 def of_chain(choice: DataChoice, params: Params) -> Node:
@@ -33,6 +33,7 @@ def require_room(choice: DataChoice, params: Params) -> None:
 def _estimate(choice: DataChoice, params: Params) -> Estimate | None:
     if choice.tokens is None or not isinstance(params, TrainParams):
         return None
+    references.check_params(JobKind.TRAIN, {"verifier": params.verifier})
     return capacity.of_training(params, choice.tokens, choice.draft_vocab_size)
 
 
@@ -52,8 +53,8 @@ def estimate_tree(
     facts = state.facts([*needs, total, *times])
     if not estimate.fits:
         text = f"It needs {in_words(estimate.size)}, and {in_words(estimate.free)} are free."
-        remedy = f"{estimate.remedy[:1].upper()}{estimate.remedy[1:]}."
-        told: Node | None = notice("error", text, el("span", remedy, cls="hint"))
+        remedy = el("span", state.sentence(estimate.remedy), cls="hint")
+        told: Node | None = notice("error", text, remedy)
     else:
         told = None
     notes = ["The number of tokens is a guess until the data is prepared."] if guessed else []

@@ -94,7 +94,7 @@ def _verdict(made: SpeculatorView) -> Node:
     reasons = el("ul", (el("li", reason) for reason in made.obstacles))
     text = "It can't be deployed yet:"
     if needed := made.needed:
-        hint = el("span", f"{needed[:1].upper()}{needed[1:]}.", cls="hint")
+        hint = el("span", state.sentence(needed), cls="hint")
         return notice("warning", text, reasons, hint)
     return el("div", notice("warning", text, reasons), el("div", _allow(made)), cls="stack")
 

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 import gradio as gr
 
-from app.services import evaluations, launching, speculators, verifiers
+from app.services import evaluations, launching, references, speculators, verifiers
 from app.services.views import EvaluationView, SpeculatorView, VerifierView
 from app.ui import launch
 from app.ui.choices import all_speculator_names, data_names, speculator_names, verifier_names
@@ -19,6 +19,7 @@ from app.ui.components.panel import Panel, notice
 from app.ui.conversion import deploy_link
 from app.ui.job_form import JobForm
 from app.ui.page import frame, keep_current
+from speculators_core.hub.reference import is_hub_id
 from speculators_core.params import ExportParams, JobKind, Params
 
 IN_THE_LAB = (
@@ -86,15 +87,23 @@ ELSEWHERE = (
 def losses_tree(params: Params) -> Node:
     """What an export would not hold, and whether it would be written."""
     assert isinstance(params, ExportParams)
+    references.check_params(JobKind.EXPORT, params.model_dump(mode="json"))
     found = launching.losses(params)
+    later = "Its verifier is on the hub: the run may find more." if _on_hub(params) else None
     serious = [one for one in found if one.serious]
     items = el("ul", (el("li", el("code", one.field), f": {one.meaning}") for one in found))
     if serious and not params.accept_losses:
         names = ", ".join(one.field for one in serious)
         text = f"It would not be written: its readers would draft something else ({names})."
         hint = "Choose another layout, or tick Accept losses under Advanced."
-        return notice("warning", text, el("span", hint, cls="hint"), items)
-    return notice("info", "The layout does not hold:", items) if found else el("div")
+        return notice("warning", text, el("span", hint, cls="hint"), items, later or "")
+    if not found:
+        return notice("info", later) if later else el("div")
+    return notice("info", "The layout does not hold:", items, later or "")
+
+
+def _on_hub(params: ExportParams) -> bool:
+    return bool(params.verifier) and is_hub_id(references.resolve(str(params.verifier), "verifier"))
 
 
 def build(blocks: gr.Blocks) -> None:

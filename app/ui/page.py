@@ -137,13 +137,8 @@ def problem(error: dict[str, Any] | None) -> Node:
         "error",
         str(error.get("message") or "It failed without saying why."),
         *([el("span", f"In {where}.", cls="quiet")] if where else []),
-        *([el("span", as_sentence(hint), cls="hint")] if hint else []),
+        *([el("span", state.sentence(hint), cls="hint")] if hint else []),
     )
-
-
-def as_sentence(text: str) -> str:
-    """With a capital at its beginning and a mark at its end."""
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?', '!')) else '.'}"
 
 
 def run_link(run: RunView) -> Node:

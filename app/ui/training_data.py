@@ -16,7 +16,7 @@ from app.ui.components.corrections import Correction, sentence_of
 from app.ui.forms import Form, Mirror
 from app.ui.page import QUIET
 from speculators_core.data.rows import SUFFIXES
-from speculators_core.errors import InputError, NotFound
+from speculators_core.errors import NotFound
 from speculators_core.params import JobKind, PrepareParams, SelfWriteParams
 
 WRITTEN, REGISTERED, UPLOADED = "Let the verifier write it", "A data set", "Upload a file"
@@ -42,7 +42,8 @@ class DataSection:
     """The fields of this part of the page, as a preset starts them."""
 
     def __init__(self, start: Mapping[JobKind, Mapping[str, Any]]) -> None:
-        self.writing, self.preparing = Form(SelfWriteParams), Form(PrepareParams)
+        self.writing = Form(SelfWriteParams, ids="write")
+        self.preparing = Form(PrepareParams, ids="prepare")
         self.filled: list[Any] = []
         self.source = gr.Radio(
             [WRITTEN, REGISTERED, UPLOADED], value=WRITTEN, label="Data", elem_id="source"
@@ -107,15 +108,14 @@ class DataSection:
         return found
 
     def choice(self, entered: Sequence[Any]) -> DataChoice:
-        """What was chosen; an uploaded file is checked and kept. Raises `InputError`."""
+        """What was chosen, once there is nothing to correct; an uploaded file is checked and kept.
+
+        Raises `DataError` with the row that is wrong.
+        """
         seen = self.seen(entered)
-        where, name, file, *_ = self._parts(entered)
-        if where == REGISTERED and not name:
-            raise InputError("no data set is chosen", hint="choose one")
+        where, _, file, *_ = self._parts(entered)
         if where != UPLOADED:
             return seen
-        if not file:
-            raise InputError("no file was uploaded", hint="choose a file of chats")
         return replace(seen, chats=uploads.keep_chats(file).name)
 
     def seen(self, entered: Sequence[Any], *, arrived: bool = False) -> DataChoice:

@@ -17,7 +17,7 @@ from typing import Any
 from speculators_core.data.rows import chosen_files, files_of, read_rows
 from speculators_core.errors import DataError, SpeclabError, Unavailable
 from speculators_core.hub.client import api, speaking
-from speculators_core.hub.download import TooLarge, require_space
+from speculators_core.hub.download import require_space
 from speculators_core.hub.reference import HubId, is_hub_id, parse_hub_id
 from speculators_core.params import PrepareParams
 from speculators_core.progress import Progress, Quiet
@@ -112,30 +112,31 @@ def hub_files(hub_id: HubId, split: str | None, progress: Progress) -> list[Path
         with speaking(hub_id):
             info = api().dataset_info(hub_id.repository, revision=hub_id.revision)
             names = chosen_files([s.rfilename for s in info.siblings or ()], split, where)
-            _require_space(hub_id, names)
-            progress.update(None, f"downloading {len(names)} files of {where}")
-            place = Path(
-                api().snapshot_download(
-                    hub_id.repository,
-                    repo_type="dataset",
-                    revision=hub_id.revision,  # by its name, so that the cache knows it by that
-                    allow_patterns=names,
-                )
-            )
-    except TooLarge:
-        raise
+            missing = _missing_bytes(hub_id, names)
     except Unavailable:
         here = _cached(hub_id)
         if here is None:
             raise
         return files_of(here, split or "train")
+    if missing:
+        from huggingface_hub import constants
+
+        require_space(missing, Path(constants.HF_HUB_CACHE).expanduser())
+        progress.update(None, f"downloading {len(names)} files of {where}")
+    with speaking(hub_id):
+        place = Path(
+            api().snapshot_download(
+                hub_id.repository,
+                repo_type="dataset",
+                revision=hub_id.revision,  # by its name, so that the cache knows it by that
+                allow_patterns=names,
+            )
+        )
     return [place / name for name in names]
 
 
-def _require_space(hub_id: HubId, names: Sequence[str]) -> None:
-    """Raise `TooLarge` where those of the files that are not here yet would fill the disk."""
-    from huggingface_hub import constants
-
+def _missing_bytes(hub_id: HubId, names: Sequence[str]) -> int:
+    """Of those files that are not in the cache yet."""
     planned = api().snapshot_download(
         hub_id.repository,
         repo_type="dataset",
@@ -143,8 +144,7 @@ def _require_space(hub_id: HubId, names: Sequence[str]) -> None:
         allow_patterns=list(names),
         dry_run=True,
     )
-    needed = sum(file.file_size or 0 for file in planned if file.will_download)
-    require_space(needed, Path(constants.HF_HUB_CACHE).expanduser())
+    return sum(file.file_size or 0 for file in planned if file.will_download)
 
 
 def _cached(hub_id: HubId) -> Path | None:

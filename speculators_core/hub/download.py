@@ -246,17 +246,13 @@ def _check_space(blobs: Path, missing: Sequence[RemoteFile]) -> None:
     require_space(needed, blobs)
 
 
-class TooLarge(Unavailable):
-    """A download that would fill the disk."""
-
-
 def require_space(needed: int, place: Path) -> None:
-    """Raise `TooLarge` where a download of so many bytes would fill the disk of `place`."""
+    """Raise `Unavailable` where a download of so many bytes would fill the disk of `place`."""
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
     if needed + _SPARE_BYTES > free:
-        raise TooLarge(
+        raise Unavailable(
             f"the download needs {_megabytes(needed)}, {_megabytes(free)} are free",
             where=str(place),
             hint="free some space, or set HF_HOME to a larger disk",

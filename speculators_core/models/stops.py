@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transformers import AutoConfig, GenerationConfig
+from transformers import GenerationConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from speculators_core.errors import CheckpointError
@@ -21,12 +21,13 @@ def generation_of(directory: str) -> GenerationConfig:
     """As `transformers` and vLLM have it: generation_config.json, else what config.json implies."""
     try:
         return GenerationConfig.from_pretrained(directory, local_files_only=True)
+    except OSError:  # there is none
+        return GenerationConfig.from_pretrained(
+            directory, "config.json", _from_model_config=True, local_files_only=True
+        )
     except (TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(
             f"generation_config.json should be an object of settings: {error}",
             where=f"{directory}/generation_config.json",
             hint="copy or download it again, or delete it: config.json then counts",
         ) from error
-    except OSError:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        return GenerationConfig.from_model_config(config)

@@ -292,3 +292,13 @@ def _write(run_id: str, name: str, text: str) -> None:
     file = settings().run_dir(run_id) / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
+
+
+def test_a_name_may_be_one_that_a_needed_run_will_make(client: TestClient) -> None:
+    prepare = {"kind": "prepare", "params": {"data": ["org/chats"], "verifier": "later"}}
+    refused = client.post("/api/runs", json=prepare)
+    assert (refused.status_code, refused.json()["error"]["where"]) == (404, "verifier")
+    bring = {"kind": "verifier", "params": {"name": "later"}}
+    first = client.post("/api/runs", json=bring).json()["id"]
+    waiting = client.post("/api/runs", json={**prepare, "needs": [first]})
+    assert (waiting.status_code, waiting.json()["name"]) == (201, "prepare chats")

@@ -13,6 +13,7 @@ import yaml
 
 from app.commands.flags import read_config
 from app.services import data_sets, runs
+from app.settings import settings
 from app.ui import capacity, train, training_fields, training_result
 from app.ui.components.chart import chart_payload
 from app.ui.components.elements import text_of
@@ -127,12 +128,16 @@ def test_options_that_exclude_each_other_are_said_while_filling(page):
 
 def test_the_estimate_is_bytes_with_their_product(page, tmp_path):
     """B12"""
-    verifier = files.verifier(tmp_path / "verifier")
+    verifier = files.verifier(settings().home / "models" / "verifier")
     file = {"path": "x", "size": 30_000, "orig_name": "chats.jsonl"}
     needed, _ = train.followed(*page, entered(page, UPLOADED, file=file, verifier=str(verifier)))
     assert "10000 tokens x 4 states x 576 x 4 bytes" in text_of(needed)
     assert "92.2 MB" in text_of(needed)  # 10,000 x 4 x 576 x 4
     assert "a guess until the data is prepared" in text_of(needed)
+    elsewhere = entered(page, UPLOADED, file=file, verifier=str(files.verifier(tmp_path / "v")))
+    assert "is not in a directory that pages may read" in text_of(
+        train.followed(*page, elsewhere)[0]
+    )
 
 
 def test_a_browser_learns_nothing_of_files_that_it_names(page, tmp_path):
@@ -156,6 +161,13 @@ def test_more_than_is_free_is_refused_before_anything_starts(page, tmp_path, mon
     with pytest.raises(Unavailable, match="hidden states need 11 bytes"):
         capacity.require_room(data.seen(filled[: len(data.inputs)]), params)
     assert runs.list_runs().total == 0
+
+
+def test_no_two_fields_of_the_page_have_one_id(page):
+    data, form = page
+    forms = (data.writing, data.preparing, form)
+    ids = [field.elem_id for one in forms for field in one.fields.values()]
+    assert len(ids) == len(set(ids))
 
 
 def test_a_result_lists_trained_and_frozen_tensors_and_an_early_end(sqlite_store):

@@ -93,6 +93,10 @@ def test_a_data_set_that_would_fill_the_disk_is_refused_before_it_is_fetched(
     with pytest.raises(Unavailable, match=r"the download needs .*, 0\.0 MB are free"):
         open_source("org/chats")
     assert not [request for request in hub.asked_for("resolve") if request[0] == "GET"]
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=10**9))
+    open_source("org/chats")
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1000))
+    open_source("org/chats")  # it is here: nothing has to be fetched
 
 
 def test_a_data_set_in_the_cache_is_used_while_the_hub_is_away(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from app.ui.components.elements import Node, el
+from app.ui.components.state import sentence
 from speculators_core.errors import SpeclabError
 
 
@@ -25,14 +26,13 @@ class Correction(NamedTuple):
 
 def corrections_tree(wrong: Sequence[Correction]) -> Node:
     title = "Correct this first" if len(wrong) == 1 else f"Correct these {len(wrong)} first"
-    items = el("ul", (_item(one) for one in wrong), cls="corrections")
+    items = el("ul", (_item(one) for one in wrong))
     return el("div", el("strong", title), items, cls="notice error", role="alert")
 
 
 def sentence_of(error: SpeclabError) -> str:
     """Its message and what to do, for a place that shows already where it is wrong."""
-    parts = (f"{part[:1].upper()}{part[1:]}." for part in (error.message, error.hint) if part)
-    return " ".join(parts)
+    return " ".join(sentence(part) for part in (error.message, error.hint) if part)
 
 
 def _item(one: Correction) -> Node:

@@ -121,13 +121,21 @@ function unmark(id) {
   }
 }
 
+// Gradio's folds: a button, and beside it what it hides; those of this panel's own form first.
+function closedFolds() {
+  const own = root.closest(".gr-accordion");
+  const heads = [...document.querySelectorAll(".gr-accordion > button.label-wrap")];
+  const closed = heads.filter((head) => head.nextElementSibling?.style.display === "none");
+  return own ? [...closed.filter((head) => own.contains(head)), ...closed.filter((head) => !own.contains(head))] : closed;
+}
+
 async function goTo(id) {
-  const closed = [...document.querySelectorAll(".gr-accordion > button.label-wrap")].filter(
-    (head) => head.nextElementSibling?.style.display === "none");
-  for (const head of closed) {
+  for (const head of closedFolds()) {
     if (document.getElementById(id)) break;
     head.click();
-    await new Promise((done) => setTimeout(done, 150));
+    for (let tries = 0; tries < 20 && !document.getElementById(id); tries++) {
+      await new Promise((done) => setTimeout(done, 50));
+    }
     if (!document.getElementById(id)) head.click();
   }
   const field = document.getElementById(id);
