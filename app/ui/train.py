@@ -23,7 +23,7 @@ from app.ui.page import QUIET, attempt, frame, keep_current, problem_of, run_lin
 from app.ui.submission import answered
 from app.ui.training_data import DataChoice, DataSection, data_section
 from app.ui.training_presets import NAMES, expectation, values_of
-from speculators_core.params import JobKind, Params, TrainParams
+from speculators_core.params import JobKind, Params, TrainParams, parse_params
 
 PREPARED = "run:PREPARED"
 """Stands for data that does not exist yet."""
@@ -156,8 +156,8 @@ def chain(choice: DataChoice, values: Mapping[str, Any]) -> list[tuple[JobKind, 
 def submit_chain(choice: DataChoice, values: Mapping[str, Any], user: str) -> list[RunView]:
     """Submit what is missing before the training, then the training; each needs the one before."""
     planned = chain(choice, values)
-    for kind, params in planned:
-        references.check_params(kind, params)
+    for kind, params in planned:  # typed first: one `held_out` is a count, another one names a file
+        references.check_params(kind, parse_params(kind, params).model_dump(mode="json"))
     return runs.submit_chain(planned, _following, owner=user)
 
 

@@ -163,6 +163,17 @@ def test_more_than_is_free_is_refused_before_anything_starts(page, tmp_path, mon
     assert runs.list_runs().total == 0
 
 
+@pytest.mark.parametrize("preset", NAMES)
+def test_each_preset_as_it_stands_becomes_a_chain_of_three_runs(sqlite_store, preset):
+    start = values_of(preset)
+    with gr.Blocks():
+        data = DataSection(start)
+    filled = [WRITTEN, None, None, *(field.value for field in data.preset_inputs)]
+    values = {**start[JobKind.TRAIN], "verifier": "org/v"}
+    made = train.submit_chain(data.choice(filled), values, "ada")
+    assert [run.kind for run in made] == [JobKind.SELF_WRITE, JobKind.PREPARE, JobKind.TRAIN]
+
+
 def test_no_two_fields_of_the_page_have_one_id(page):
     data, form = page
     forms = (data.writing, data.preparing, form)

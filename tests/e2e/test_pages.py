@@ -366,6 +366,14 @@ def test_a_training_above_the_free_space_is_refused_before_anything_starts(page:
     expect(page.locator("#runs")).to_contain_text("No run is here")
 
 
+def test_the_train_page_as_it_opens_becomes_three_runs(page: Page):
+    opened(page, "/train")
+    expect(page.locator("#field-verifier input")).to_have_value("smollm2-135m-instruct")
+    page.locator("#train").click()
+    expect(page.locator("#train-answer")).to_contain_text("Queued:")
+    expect(page.locator("#train-answer .notice a")).to_have_count(3)
+
+
 def test_a_preset_fills_the_fields_and_says_what_to_expect(page: Page):
     """C10"""
     opened(page, "/train")
