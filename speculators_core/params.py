@@ -153,7 +153,7 @@ class SelfWriteParams(Params):
     language: str | None = Field(
         None,
         pattern=r"^[a-z]{2,3}$",
-        description="keep chats in this language, an ISO 639 code such as en; empty: in any",
+        description="ISO 639 code such as en; chats in another language are dropped; empty: any",
     )
     min_answer_tokens: PositiveInt = Field(1, description="shorter answers are dropped, in tokens")
     seed: int = Field(0, description="same seed, same chats")
@@ -669,6 +669,18 @@ def parse_params(kind: JobKind, values: Mapping[str, Any]) -> Params:
     return parse_model(PARAMS_OF[kind], values, f"{kind.value} parameters")
 
 
+def _rule(model: type[Params], error: Mapping[str, Any]) -> str:
+    """What a value should have been; a field that has a form of its own is told by its
+    description.
+    """
+    if error["type"] == "extra_forbidden":
+        return "no such parameter"
+    field = model.model_fields.get(str(error["loc"][0])) if error["loc"] else None
+    if error["type"] == "string_pattern_mismatch" and field and field.description:
+        return f"must be: {field.description}"
+    return str(error["msg"]).removeprefix(_OURS)
+
+
 def parse_model(model: type[SomeParams], values: Mapping[str, Any], where: str) -> SomeParams:
     """An object of a parameter model; an `InputError` that names the first bad field."""
     try:
@@ -679,8 +691,7 @@ def parse_model(model: type[SomeParams], values: Mapping[str, Any], where: str) 
         known = ", ".join(model.model_fields)
         unknown = first["type"] == "extra_forbidden"
         raise InputError(
-            f"{field}: {'no such parameter' if unknown else first['msg'].removeprefix(_OURS)}, "
-            f"found {first.get('input')!r}",
+            f"{field}: {_rule(model, first)}, found {first.get('input')!r}",
             where=f"{where}, field {field}",
             hint=f"known parameters: {known}" if unknown else "correct this field",
         ) from error

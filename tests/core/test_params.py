@@ -90,3 +90,11 @@ def test_a_text_that_can_mean_nothing_is_refused(
     model: type[Params], field: str, given: str
 ) -> None:
     assert fault(model, field, given)
+
+
+def test_a_text_of_another_form_is_told_what_is_meant_and_no_pattern() -> None:
+    values = {"speculator": "s", "verifier": "v", "data": "d", "engine": "banana"}
+    with pytest.raises(InputError) as refused:
+        parse_model(EvaluateParams, values, "here")
+    assert "the URL of a running server, found 'banana'" in refused.value.message
+    assert "pattern" not in refused.value.message
