@@ -18,7 +18,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import uvicorn
@@ -31,12 +31,12 @@ from speculators_core.decode.ngram import NgramDrafter
 from speculators_core.decode.prompt import chat_ids, text_ids
 from speculators_core.errors import Forbidden, NotFound, SpeclabError
 from speculators_core.models.verifier import fastest, load_verifier
+from speculators_core.params import DeployParams
 from workers.reference_api import Body, ChatBody, CompletionBody
 from workers.reference_replies import Chat, Completion, reply
 from workers.reference_service import Service
 
 KEY_VARIABLE = "SPECLAB_SERVER_KEY"
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GRACE_S = 5  # for open answers when the server is asked to stop
 _STATUS: dict[type[SpeclabError], int] = {Forbidden: 401, NotFound: 404}
 
@@ -122,12 +122,12 @@ def _sentence(error: dict[str, Any]) -> str:
 
 
 def load(
-    verifier_dir: str, speculator_dir: str | None, k: int | None, name: str, dtype: str = "auto"
+    verifier_dir: str, speculator_dir: str | None, k: int | None, name: str, dtype: str
 ) -> Service:
     """Load both models, in the precision that is named or else is fast here. K defaults to what
     the speculator's config proposes, or 3 for n-grams."""
     device, fast = fastest()
-    wanted = fast if dtype == "auto" else _DTYPES[dtype]
+    wanted = fast if dtype == "auto" else getattr(torch, dtype)
     verifier = load_verifier(verifier_dir, dtype=wanted, device=device)
     if speculator_dir is None:
         return Service(verifier, NgramDrafter(), k or 3, name)
@@ -141,7 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--verifier", required=True)
     parser.add_argument("--speculator")
     parser.add_argument("--speculative-tokens", type=int)
-    parser.add_argument("--dtype", choices=("auto", *_DTYPES), default="auto")
+    asked = DeployParams.model_fields["dtype"]
+    parser.add_argument("--dtype", choices=get_args(asked.annotation), default=asked.default)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--served-name", required=True)
     chosen = parser.parse_args(arguments)

@@ -1,9 +1,9 @@
 """What is kept only to be quick the next time: its size, its last use, who uses it; and its end.
 
 Hidden states of prepared data sets, what vLLM compiled, and what was done of preparations that were
-stopped. Everything here can be made again, so
-it may be removed at any age, but never under a living run: a run of the store that reads it (on
-any host), or a process of this machine that holds it (`speculators_core.data.occupancy`).
+stopped. Everything here can be made again, so it may be removed at any age, but never under a
+living run: a run of the store that reads it (on any host), or a process of this machine that holds
+it (`speculators_core.data.occupancy`).
 """
 
 from __future__ import annotations

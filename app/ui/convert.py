@@ -28,7 +28,7 @@ from app.ui.page import (
     run_link,
     user_of,
 )
-from app.ui.submission import answered, submit
+from app.ui.submission import submit, told
 from speculators_core.errors import InputError, SpeclabError
 from speculators_core.params import ConvertParams, JobKind
 
@@ -97,17 +97,14 @@ def introduction() -> Node:
 
 def shown(form: Form, entered: Sequence[Any], before: dict[str, Any] | None) -> list[Any]:
     """What was seen (for the next choice; None where nothing could be), and the tree of it."""
-    seen: list[dict[str, Any]] = []
-
-    def work() -> Node:
-        open_ = {} if "verifier" in form.values(entered) else {"verifier": "not chosen yet"}
-        if wrong := form.corrections(entered, **open_):
-            return corrections_tree(wrong)
-        seen.append(examine(form, entered, before))
-        return inspection_tree(seen[0], form, entered)
-
-    tree = answered(work, form)
-    return [seen[0] if seen else None, tree]
+    open_ = {} if "verifier" in form.values(entered) else {"verifier": "not chosen yet"}
+    if wrong := form.corrections(entered, **open_):
+        return [None, corrections_tree(wrong)]
+    try:
+        now = examine(form, entered, before)
+    except Exception as error:
+        return [None, told(error, form)]
+    return [now, inspection_tree(now, form, entered)]
 
 
 def examine(

@@ -145,11 +145,6 @@ def run_link(run: RunView) -> Node:
     return el("a", run.name, href=f"/runs?run={run.id}")
 
 
-def submitted(run: RunView) -> Node:
-    """Said after a form has become a run: where it is."""
-    return notice("success", "Queued:", run_link(run))
-
-
 def user_of(request: gr.Request) -> str:
     """Who is signed in; the guard in front of the app lets nobody else through."""
     return request.username or "local"

@@ -10,8 +10,9 @@ from typing import Any
 from app.services import references, runs
 from app.ui.components.corrections import corrections_tree, sentence_of
 from app.ui.components.elements import Node
+from app.ui.components.panel import notice
 from app.ui.forms import Form
-from app.ui.page import problem_of, submitted
+from app.ui.page import problem_of, run_link
 from speculators_core.errors import SpeclabError
 from speculators_core.params import JobKind, Params
 
@@ -35,18 +36,23 @@ def submit(
         references.check_params(kind, params)
         if require:
             require(asked)
-        return submitted(runs.submit(kind, params, owner=user))
+        return notice("success", "Queued:", run_link(runs.submit(kind, params, owner=user)))
 
     return answered(work, form)
 
 
 def answered(work: Callable[[], Node], *forms: Form) -> Node:
-    """The answer of `work`; an error that names a field of one of these forms stands beside it."""
+    """The answer of `work`, or why there is none."""
     try:
         return work()
     except Exception as error:
-        where = error.where if isinstance(error, SpeclabError) else None
+        return told(error, *forms)
+
+
+def told(error: Exception, *forms: Form) -> Node:
+    """An error in words; beside its field, where it names one of these forms'."""
+    if isinstance(error, SpeclabError) and error.where:
         for form in forms:
-            if isinstance(error, SpeclabError) and where in form.fields:
-                return corrections_tree([form.correction(str(where), sentence_of(error))])
-        return problem_of(error)
+            if error.where in form.fields:
+                return corrections_tree([form.correction(error.where, sentence_of(error))])
+    return problem_of(error)

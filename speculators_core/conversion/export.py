@@ -71,9 +71,9 @@ def export(
     config = Eagle3Config.load(directory)
     layout = LAYOUTS[params.format]
     with complete_or_absent(output) as partial:
-        losses = losses_in(params)
-        _refuse(losses, layout, params)
         source = open_source(directory)
+        losses = _losses(params, config, source)
+        _refuse(losses, layout, params)
         for loss in losses:
             progress.note(f"Not held: {loss.field} ({loss.meaning})")
         text = layout_config(config, layout).to_json()
@@ -106,11 +106,13 @@ def losses_in(params: ExportParams) -> list[Loss]:
     Raises `CheckpointError` and `InputError` as `export` does, but for serious losses.
     """
     directory = Path(params.speculator)
-    config = Eagle3Config.load(directory)
+    return _losses(params, Eagle3Config.load(directory), open_source(directory))
+
+
+def _losses(params: ExportParams, config: Eagle3Config, source: Source) -> list[Loss]:
     verifier = read_verifier(small_files(params.verifier)) if params.verifier else None
-    source = open_source(directory)
     found = {name: info.shape for name, info in source.tensors.items()}
-    check_shapes(found, config.tensor_shapes(), directory, {"embed_tokens.weight"})
+    check_shapes(found, config.tensor_shapes(), source.directory, {"embed_tokens.weight"})
     layout = LAYOUTS[params.format]
     return [*losses_of(config, layout, verifier), *precision_losses(source, config)]
 

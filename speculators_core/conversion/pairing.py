@@ -78,9 +78,8 @@ def tokenizer_warnings(draft: Path, verifier: VerifierFacts | None) -> list[str]
     the report of its conversion or training names one.
     """
     own = tokenizer_fingerprint(draft) or _recorded_fingerprint(draft)
-    if verifier is None or None in (own, verifier.tokenizer_fingerprint):
-        return []
-    if own == verifier.tokenizer_fingerprint:
+    theirs = verifier.tokenizer_fingerprint if verifier else None
+    if own is None or theirs is None or own == theirs:
         return []
     return [
         "the draft was made for another tokenizer than the verifier's: the same vocabulary size, "

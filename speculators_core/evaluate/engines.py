@@ -71,10 +71,8 @@ class ReferenceEngine:
         self.k = params.speculative_tokens
         ngram = params.speculator == NGRAM
         drafter = NgramDrafter() if ngram else load_eagle(params.speculator, self.verifier)
-        facts = self.verifier.facts
-        self.notes: Sequence[str] = (
-            [] if ngram else tokenizer_warnings(Path(params.speculator), facts)
-        )
+        draft, facts = Path(params.speculator), self.verifier.facts
+        self.notes: Sequence[str] = [] if ngram else tokenizer_warnings(draft, facts)
         self.speculative = SpeculativeDecoder(self.verifier, drafter, self.k)
         self.plain = SpeculativeDecoder(self.verifier)
 
