@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.orm import Session
 
-from app.services import speculators
+from app.services import run_names, speculators
 from app.services.fingerprint import fingerprint, run_references
 from app.services.logs import log, log_path
 from app.services.machines import require_machine
@@ -39,18 +39,6 @@ __all__ = [
 
 DOUBLE_CLICK = timedelta(seconds=5)
 """Within this time the same work from the same person is one run."""
-_LONGEST_NAME = 200
-_MAIN_FIELD = {
-    JobKind.VERIFIER: "name",
-    JobKind.REGENERATE: "data",
-    JobKind.PREPARE: "data",
-    JobKind.EVALUATE: "speculator",
-    JobKind.CONVERT: "checkpoint",
-    JobKind.EXPORT: "speculator",
-    JobKind.PULL: "repository",
-    JobKind.PUSH: "speculator",
-    JobKind.DEPLOY: "speculator",
-}
 _UNFINISHED = (RunState.QUEUED, RunState.RUNNING)
 
 
@@ -139,7 +127,7 @@ def add(
         return existing
     run = Run(
         kind=kind,
-        name=_name(name) if name else _default_name(kind, values),
+        name=run_names.given(name) if name else run_names.default(kind, values),
         params=values,
         fingerprint=print_,
         idempotency_key=key,
@@ -206,7 +194,7 @@ def cancel(run_id: str, who: str) -> RunView:
                 run_id,
                 (RunState.RUNNING,),
                 RunState.CANCELLING,
-                progress_text=_clean(text),
+                progress_text=run_names.clean(text),
             )
         elif run.state in (RunState.SUCCEEDED, RunState.FAILED, RunState.LOST):
             raise Conflict(f"run {run_id} has ended already: {run.state.value}")
@@ -333,7 +321,7 @@ def _deployment(run_id: str, params: DeployParams) -> Deployment:
         verifier=params.verifier,
         speculator=params.speculator,
         speculative_tokens=params.speculative_tokens or 0,
-        served_name=PurePath(params.verifier).name[:_LONGEST_NAME],
+        served_name=PurePath(params.verifier).name[: run_names.LONGEST],
         notes=[],
     )
 
@@ -352,7 +340,7 @@ def _conditions(
         found.append(Run.state.in_([_state(one) for one in states]))
     if owner:
         found.append(Run.owner == owner)
-    if search and (words := _clean(search).strip()):
+    if search and (words := run_names.clean(search).strip()):
         found.append(
             or_(
                 Run.name.icontains(words, autoescape=True),
@@ -378,25 +366,3 @@ def _state(state: RunState | str) -> RunState:
     except ValueError:
         known = ", ".join(RunState)
         raise InputError(f"there is no run state {state!r}", hint=f"known: {known}") from None
-
-
-def _name(name: str) -> str:
-    name = _clean(name).strip()
-    if not 1 <= len(name) <= _LONGEST_NAME:
-        raise InputError(f"a name has 1 to {_LONGEST_NAME} characters, found {len(name)}")
-    return name
-
-
-def _default_name(kind: JobKind, params: Mapping[str, Any]) -> str:
-    about = params.get(_MAIN_FIELD.get(kind, "verifier")) or params.get("verifier") or ""
-    first, *more = about if isinstance(about, list) else [about]
-    if first.startswith("run:"):
-        first = str(params.get("verifier") or first)
-    words = [kind.value.replace("_", "-"), PurePath(first).name or first]
-    words += [f"and {len(more)} more"] if more else []
-    return _clean(" ".join(words))[:_LONGEST_NAME]
-
-
-def _clean(text: str) -> str:
-    """Without the one character that PostgreSQL can't keep."""
-    return text.replace("\x00", "\ufffd")
