@@ -32,6 +32,7 @@ KEEP_ADDRESS = """(number, only) => {
   return [];
 }"""
 _LONGEST_TEXT = 600
+_LARGEST = 2**53 - 1  # of the whole numbers that a browser holds
 
 
 def build(blocks: gr.Blocks) -> None:
@@ -46,7 +47,7 @@ def build(blocks: gr.Blocks) -> None:
     def opened(request: gr.Request) -> list[Any]:
         query = request.query_params
         wanted, at = query.get("set", ""), query.get("sample", "1")
-        first, chosen = int(at) if at.isdecimal() else 1, query.get("only") == "validation"
+        first, chosen = _whole(at), query.get("only") == "validation"
         if not wanted:
             return [wanted, gr.skip(), gr.skip(), gr.skip(), gr.skip(), gr.skip()]
         one = _found(wanted)
@@ -245,4 +246,4 @@ def _found(name: str) -> DataSetView | None:
 
 
 def _whole(text: str) -> int:
-    return int(text) if text.isdecimal() else 1
+    return min(int(text), _LARGEST) if text.isdecimal() else 1

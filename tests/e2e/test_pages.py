@@ -341,6 +341,12 @@ def test_a_sample_is_looked_at_token_by_token_and_stays_in_the_address(page: Pag
     expect(sample.locator("h2")).to_have_text("Validation sample 3 of 24 (sample 48 of 384)")
 
 
+def test_a_sample_number_beyond_any_shows_the_last(page: Page):
+    opened(page, "/data?set=shop-talk&sample=99999999999999999999")
+    expect(page.locator("#data-set-facts")).to_contain_text("30,720")
+    expect(page.locator("#sample h2")).to_have_text("Sample 384 of 384")
+
+
 @pytest.mark.parametrize(("name", "share"), [("all-trained", "100 %"), ("none-trained", "0 %")])
 def test_a_degenerate_mask_is_flagged_on_the_data_page(page: Page, name: str, share: str):
     """B3"""
