@@ -40,6 +40,7 @@ _REGISTRY_OF = {
 }
 """For each parameter that names something: the registry that is asked first."""
 _PATH_ONLY = frozenset({"source"})
+_LONGEST_PATH = 4096
 _PRIVATE = frozenset({"broker", "links", "logs"})
 
 
@@ -247,9 +248,11 @@ def _place(path: str) -> Path:
     try:
         if "\x00" in path:
             raise ValueError("a NUL byte")
+        if len(path) > _LONGEST_PATH or any(len(os.fsencode(p)) > 255 for p in path.split("/")):
+            raise ValueError("it is too long for a file system")
         return Path(path).expanduser()
     except (ValueError, RuntimeError) as error:  # RuntimeError: ~user of an unknown user
-        raise InputError(f"{path!r} can't be a path: {error}") from None
+        raise InputError(f"{path[:80]!r} can't be a path: {error}") from None
 
 
 def _names_path(reference: str) -> bool:

@@ -249,6 +249,17 @@ def test_forms_may_name_runs_hub_ids_and_names_but_only_paths_in_the_roots(
             references.check_params(kind, params)
 
 
+@pytest.fixture
+def registered(sqlite_store: str, user: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A verifier `v`, a speculator `s` and a data set `chats`, all in this directory."""
+    monkeypatch.setenv("SPECLAB_DATABASE_URL", sqlite_store)
+    settings.cache_clear()
+    register("v", user, verifier=True)
+    register("s", user, speculator=True)
+    register("chats", user, data=True)
+    return user
+
+
 @pytest.mark.parametrize(
     ("kind", "params", "named"),
     [
@@ -270,34 +281,20 @@ def test_forms_may_name_runs_hub_ids_and_names_but_only_paths_in_the_roots(
     ],
 )
 def test_what_a_run_would_only_fail_over_is_refused_by_its_parameter(
-    sqlite_store: str,
-    user: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: JobKind,
-    params: dict,
-    named: str,
+    registered: Path, kind: JobKind, params: dict, named: str
 ) -> None:
-    monkeypatch.setenv("SPECLAB_DATABASE_URL", sqlite_store)
-    settings.cache_clear()
-    register("v", user, verifier=True)
-    register("s", user, speculator=True)
-    register("chats", user, data=True)
     with pytest.raises((InputError, NotFound)) as refused:
         references.check_names(kind, params)
     assert refused.value.where == named
 
 
-def test_what_is_there_or_may_come_is_not_refused(
-    sqlite_store: str, user: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPECLAB_DATABASE_URL", sqlite_store)
-    settings.cache_clear()
-    register("v", user, verifier=True)
-    register("s", user, speculator=True)
-    register("chats", user, data=True)
+def test_what_is_there_or_may_come_is_not_refused(registered: Path) -> None:
     for kind, params in (
         (JobKind.EVALUATE, {"speculator": "s", "verifier": "v", "data": "run:abc"}),
-        (JobKind.EVALUATE, {"speculator": str(user), "verifier": "org/v", "data": "org/chats"}),
+        (
+            JobKind.EVALUATE,
+            {"speculator": str(registered), "verifier": "org/v", "data": "org/chats"},
+        ),
         (JobKind.PREPARE, {"data": ["chats"], "verifier": "v", "draft_vocab_size": 1}),
         (JobKind.CONVERT, {"checkpoint": "s", "verifier": "v"}),
     ):
@@ -329,3 +326,11 @@ def test_the_hub_cache_links_within_itself(user):
     (model / "blobs" / "abc").write_text("{}")
     (model / "snapshots/0/config.json").symlink_to("../../blobs/abc")
     assert references.check_path(model / "snapshots/0").name == "0"
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "/" + "y" * 300, "/a" * 3000])
+def test_what_is_too_long_for_a_path_is_refused_in_words(registered: Path, path: str) -> None:
+    with pytest.raises(InputError, match="too long for a file system") as refused:
+        references.check_params(JobKind.CONVERT, {"checkpoint": path, "verifier": "v"})
+    assert refused.value.where == "checkpoint"
+    assert len(refused.value.message) < 200
